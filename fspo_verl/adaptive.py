@@ -33,6 +33,7 @@ GAIN = 0.5  # each step closes this share of the gap to the target, and changes 
 FEWEST = 2.0  # lower bound of the expected count that the surplus of a step is divided by
 TOO_FEW = 0.1  # expected clipped responses of a side and step below which eps needs more than 40 steps to follow
 EPS_MIN = 1e-6  # below it the rounding of float32 alone moves a response further
+MOST_UPDATES = 32  # without a weight sync, after which a warning says that eps stays as it is
 EPS_MAX_FACTOR = 10  # the default upper bound, in units of the eps that a run starts with
 FILE = "fspo_eps.json"  # the eps in force and their unit, in the actor's folder of a checkpoint
 
@@ -116,6 +117,7 @@ class Controller:
         # this training step; None where there is none.
         self._of_update: np.ndarray | None = None
         self._of_step: np.ndarray | None = None
+        self._updates = 0  # in this training step
         self._device = "cpu"  # of the tensor that is summed over the ranks
         self._once = Once()
 
@@ -161,6 +163,15 @@ class Controller:
             yield
             before = 0 if self._of_step is None else self._of_step
             self._of_step = before + self._of_update * counts_here
+            self._updates += 1
+            if self._updates == MOST_UPDATES:
+                self._once.warn(
+                    "still",
+                    "target_clip_rate=%g has not moved eps in %d updates: eps moves where a trainer calls verl's "
+                    "ActorRolloutRefWorker.update_weights, and this one has not. Set target_clip_rate=null, or have it "
+                    "call that after each training step.",
+                    *(self.target, MOST_UPDATES),
+                )
         finally:
             self._of_update = None
 
@@ -168,7 +179,7 @@ class Controller:
         """Move eps after the updates since the last call, if there were any. All ranks take part."""
         if self._of_step is not None:
             self.move(self._summed())
-            self._of_step = None
+            self._of_step, self._updates = None, 0
 
     def _summed(self) -> np.ndarray:
         """The counts of this training step on all ranks, ``[2, 2]``."""

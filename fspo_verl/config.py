@@ -110,7 +110,7 @@ class ObservedPolicyLossConfig(Observation, PolicyLossConfig):
     def __post_init__(self):
         if self.loss_mode != "observed":
             self.inner, self.loss_mode = self.loss_mode, "observed"
-        if self.inner in ("", "observed", "fspo"):
+        if self.inner in (None, "", "observed", "fspo"):
             raise BadField.of(
                 "loss_mode",
                 f"{POLICY_LOSS}.loss_mode={self.inner!r} cannot be observed: name the loss that trains, such as "

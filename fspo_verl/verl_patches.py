@@ -17,6 +17,7 @@ module imports nothing of verl. A wrap that fails is logged with what is lost, a
 the user's import.
 """
 
+import contextlib
 import functools
 import inspect
 import logging
@@ -52,7 +53,7 @@ def arm(wraps: Iterable[Wrap]) -> None:
         when_imported(wrap.module, functools.partial(_wrap_in, wrap), wrap.lost)
 
 
-def when_imported(module: str, act: Callable[[Any], None], lost: str) -> None:
+def when_imported(module: str, act: Callable[[Any], object], lost: str) -> None:
     """Call ``act(module)`` once a module has been imported; warn of what is ``lost`` where that fails."""
 
     def tried(imported) -> None:
@@ -197,14 +198,13 @@ def _around_an_update(train_mini_batch, worker, data, *args, **kwargs):
     """
     from fspo_verl.observe import observer
 
-    is_source = worker.engine.is_mp_src_rank_with_outputs()
-    if (controller := _controller_of(worker)) is None:
-        output = train_mini_batch(worker, data, *args, **kwargs)
-    else:
+    is_source, counted = worker.engine.is_mp_src_rank_with_outputs(), contextlib.nullcontext()
+    if (controller := _controller_of(worker)) is not None:
         from verl.utils.device import get_device_name
 
-        with controller.update(get_device_name(), is_source):
-            output = train_mini_batch(worker, data, *args, **kwargs)
+        counted = controller.update(get_device_name(), is_source)
+    with counted:
+        output = train_mini_batch(worker, data, *args, **kwargs)
     observer.flush_records(writes=is_source)
     return output
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A band that follows a clip rate: the rule, one training step under every cut, records and checkpoints."""
+"""A range that follows a clip rate: the rule, one training step under every cut, records and checkpoints."""
 
 import json
 import logging
@@ -16,7 +16,7 @@ from small_records import columns, write
 from test_policy_loss import CUTS, MiniBatch, actor_config, padded_batch
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
-from fspo_verl.adaptive import EPS_MIN, FILE, GAIN, next_eps
+from fspo_verl.adaptive import EPS_MIN, FILE, GAIN, MOST_UPDATES, next_eps
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.observe.records import CLIP_COLUMNS, COLUMNS, EPS_COLUMNS, read
@@ -128,7 +128,7 @@ def train(cut, steps=2):
 
 @pytest.mark.parametrize("cut", ["even", "ragged", "single rows", "two ranks"])
 def test_eps_does_not_depend_on_how_the_batch_is_cut(cut):
-    """The same responses replayed: eps after each step is the same to the bit, and the gradient is that of its band."""
+    """The same responses replayed: eps after each step is the same to the bit, and the gradient is its range's."""
     _, _, whole = train("one")
     _, _, parts = train(cut)
     assert parts.eps == whole.eps and whole.eps["eps_low"] != 0.05 and whole.eps["eps_high"] != 0.04
@@ -198,6 +198,18 @@ def test_eps_moves_once_a_training_step_however_many_updates_and_syncs_it_has(up
     whole.move(np.array([[0, 0], [number, number]]))
     assert follows.eps == whole.eps
     assert {name: json.loads((folder / FILE).read_text())[name] for name in BAND} == follows.eps
+
+
+def test_a_trainer_that_never_sends_weights_is_said_once_to_leave_eps_as_it_is(caplog):
+    follows, synced = controller(), controller()
+    for _ in range(3 * MOST_UPDATES):
+        with follows.update(), synced.update():
+            follows.count(counts())
+            synced.count(counts())
+        synced.end_step()
+    assert follows.eps == BAND != synced.eps
+    (said,) = (text for text in caplog.messages if "update_weights" in text)
+    assert f"has not moved eps in {MOST_UPDATES} updates" in said and "Set target_clip_rate=null" in said
 
 
 def test_a_trainer_that_would_never_move_eps_is_refused():

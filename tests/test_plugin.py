@@ -136,6 +136,45 @@ def test_a_main_that_composes_without_an_application_of_hydra_is_checked(word, t
     assert word is None or "eps=-1" in run.stderr
 
 
+AGAIN = """
+import pathlib
+import ray, verl.trainer.main_ppo
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf, open_dict
+from verl.utils.tracking import Tracking
+
+ray.is_initialized, ray.init, ray.get = lambda: False, lambda **_: None, lambda *_: None
+
+def train(config):
+    Tracking("project", "experiment", [], config=OmegaConf.to_container(config, resolve=True))
+    policy_loss = config.actor_rollout_ref.actor.policy_loss
+    print("trains", policy_loss.loss_mode)
+    pathlib.Path(policy_loss.records_dir).mkdir(parents=True, exist_ok=True)
+    pathlib.Path(policy_loss.records_dir, "step-000001-rank-0000.parquet").touch()
+
+class Runner:  # in place of a worker of Ray, in which a trainer builds its logger
+    remote = classmethod(lambda cls: cls)
+    class run:
+        remote = staticmethod(train)
+
+with initialize_config_module("verl.trainer.config", version_base=None):
+    config = compose("ppo_trainer", ["trainer.default_local_dir=checkpoints"])
+for loss_mode in ("fspo", "fspo", "gspo"):
+    with open_dict(config):
+        config.actor_rollout_ref.actor.policy_loss.loss_mode = loss_mode
+    verl.trainer.main_ppo.run_ppo(config, Runner)
+    ray.is_initialized = lambda: True
+"""
+
+
+def test_a_training_while_ray_is_up_is_told_of_the_records_before_it_or_refused_at_its_logger(tmp_path):
+    """The second and third ``run_ppo`` of a process hand their config to no function that is wrapped."""
+    run = python("-c", AGAIN, cwd=tmp_path, FSPO_VERL_OVERRIDES="algorithm.policy_loss=fspo")
+    assert run.stdout.count("trains fspo") == 2 and run.returncode != 0, run.stderr
+    assert run.stderr.count("holds records already") == 1
+    assert "asks for algorithm.policy_loss=fspo, and this launch would not train it" in run.stderr
+
+
 def test_where_the_package_is_left_out_hydra_knows_no_group(tmp_path):
     run = python("-m", "verl.trainer.main_ppo", "algorithm.policy_loss=fspo", cwd=tmp_path, **OFF)
     assert run.returncode != 0 and "Could not override" in run.stderr and "fspo_verl" not in run.stdout + run.stderr

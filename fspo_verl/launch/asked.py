@@ -13,7 +13,7 @@ import difflib
 import os
 import re
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +24,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl.findings import Finding
 from fspo_verl.keys import ACTOR, GROUP, OVERRIDES, POLICY_LOSS, RECORDS_DIR, SELECTS
-from fspo_verl.launch.hydra_files import OPTIONS, as_value, leaves, option, override
-from fspo_verl.launch.hydra_files import parsed as parsed_overrides
-from fspo_verl.launch.starts import LAUNCHED, Start, Taken, receipts, say
+from fspo_verl.launch.hydra_files import OPTIONS, as_value, leaves, option, override, parsed
+from fspo_verl.launch.starts import TAKEN, Start, Taken
 from fspo_verl.launch.view import Launch, error
 from fspo_verl.output import see
 
@@ -62,7 +61,7 @@ class Request:
             ValueError: it is no list of overrides, names no loss or several, or sets what may not be asked for.
         """
         try:
-            words = parsed_overrides(shlex.split(text))
+            words = parsed(shlex.split(text))
             if without := [one.input_line for one in words if one.is_delete() or one.is_sweep_override()]:
                 raise ValueError(f"{without[0]} gives no value")
         except (HydraException, ValueError) as problem:
@@ -105,24 +104,34 @@ def composed(compose: Callable[[list[str]], DictConfig], overrides: list[str]) -
         return plain, None
     try:
         request = Request.of_environment()
-    except ValueError as problem:
-        raise Refused(error(str(problem), id="asked")) from None
-    loss, asked = request.loss, request.others
-    if _has(plain, loss):
-        kept, added = overrides, [*asked.values()]
+    except ValueError as bad:
+        raise Refused(error(str(bad), id="asked")) from None
+    kept, added = overrides, [*request.others.values()]
+    if selects := not _has(plain, request.loss):
+        kept = [text for text in overrides if not _is_in_the_way(text, request.loss)]
+        added = [f"+{GROUP}={request.loss}", *added]
+    config = compose([*kept, *added])
+    own = [text for text in kept if request.loss == "observed" and _key(text) in (SELECTS[0], POLICY_LOSS)]
+    why = f"its own {own[-1]} keeps the loss from being observed" if own else "files of yours set another one"
+    if (wrong := problem(config, why, own[-1:])) is not None:
+        raise Refused(wrong)
+    if selects and (back := _set_otherwise(config, request, kept)):
+        added += back
         config = compose([*kept, *added])
-    else:
-        kept = [text for text in overrides if not _is_in_the_way(text, loss)]
-        config, added = _with_the_loss(compose, plain, kept, request)
-    left_out = [text for text in overrides if text not in kept]
-    if records := _records(config, {*asked, *map(_key, kept)}):
+    if records := _records(config, {*request.others, *map(_key, kept)}):
         added.append(records)
         OmegaConf.update(config, RECORDS_DIR, _parse(records).value())
         config.hydra.overrides.task.append(records)
+    # It is pasted without a plus, which verl without this package refuses. Beside a key of the user's with the name
+    # of the group it would be a value.
+    if OmegaConf.select(plain, GROUP) is None:
+        added = [text.removeprefix("+") for text in added]
     # A folder that is named by the overrides keeps its name, as a path in it would be other folders.
     config.hydra.job.override_dirname = plain.hydra.job.override_dirname
     job, same = config.hydra.job, [text for text in kept if not _NAMES.match(_key(text))]
-    return config, Taken(added, left_out, [job.name, job.config_name, *same])
+    left_out = (text for text in overrides if text not in kept)
+    rest = (job.name, job.config_name, *same)
+    return config, Taken(loss=request.loss, added=(*added,), left_out=(*left_out,), rest=rest)
 
 
 def _has(plain: DictConfig, loss: str) -> bool:
@@ -142,37 +151,20 @@ def _is_in_the_way(text: str, loss: str) -> bool:
     return key in option(loss)
 
 
-def _with_the_loss(
-    compose: Callable[[list[str]], DictConfig], plain: DictConfig, kept: list[str], request: Request
-) -> tuple[DictConfig, list[str]]:
-    """The config with the option selected, and the overrides that this takes.
-
-    A file of the launch may come after the option. What it sets otherwise is set back by overrides.
-    """
-    loss, hydra, wanted, added = request.loss, plain.hydra, option(request.loss), [*request.others.values()]
-    # In its own defaults list a config has the group already, and Hydra then takes no plus.
-    is_in_a_file = GROUP in hydra.runtime.choices and GROUP not in map(_key, hydra.overrides.task)
-    select = f"{'' if is_in_a_file else '+'}{GROUP}={loss}"
-    config = compose([*kept, select, *added])
-    final = leaves(config)
-    if missing := wanted.keys() - final.keys():
-        why = f"{min(missing)} is not in the config, as if another file of that name came before the packaged one"
-        raise Refused(_other_loss(loss, why))
-    given = {*request.others, *map(_key, kept)}
-    if own := [text for text in kept if loss == "observed" and _key(text) in (SELECTS[0], POLICY_LOSS)]:
-        if not _trains(config, loss):
-            raise Refused(_other_loss(loss, f"its own {own[-1]} keeps the loss from being observed", remove=[own[-1]]))
-    back = [f"{key}={as_value(value)}" for key, value in wanted.items() if key not in given and final[key] != value]
-    if back:
-        config = compose([*kept, select, *added, *back])
-    return config, [f"{GROUP}={loss}", *added, *back]
+def _set_otherwise(config: DictConfig, request: Request, kept: Sequence[str]) -> list[str]:
+    """The overrides that set back what a file, or an override of a whole section, sets otherwise than the option."""
+    final, given = leaves(config), {*request.others, *map(_key, kept)}
+    wanted = {key: value for key, value in option(request.loss).items() if key in final and key not in given}
+    return [f"{key}={as_value(value)}" for key, value in wanted.items() if final[key] != value]
 
 
-def problem(config: DictConfig, is_composed: bool) -> Finding | None:
+def problem(
+    config: DictConfig, why: str = "its main makes the config itself, or changes it", remove: Sequence[str] = ()
+) -> Finding | None:
     """Why a launch would not train what the environment asks for, however its config was made; None if it would.
 
     Args:
-        is_composed: Hydra has composed a config with it.
+        why: the reason, and ``remove`` the overrides that it lies in, if it would not.
     """
     if not _trains_a_policy(config):
         return None
@@ -184,7 +176,10 @@ def problem(config: DictConfig, is_composed: bool) -> Finding | None:
     other = [key for key, value in wanted.items() if "${" not in str(value) and not _has_value(config, key, value)]
     if _trains(config, request.loss) and not other:
         return None
-    return _other_loss(request.loss, f"its main {'has changed' if is_composed else 'makes'} the config itself")
+    selection = f"{GROUP}={request.loss}"
+    there = f"select it there by {selection}{see('install.md')}, or start it with `env -u {OVERRIDES}`"
+    what = f"{OVERRIDES} asks for {selection}, and this launch would not train it as asked"
+    return error(what, why, f"{', or ' if remove else ''}{there}", id="asked", remove=remove)
 
 
 def _has_value(config: DictConfig, key: str, value) -> bool:
@@ -196,22 +191,16 @@ def _has_value(config: DictConfig, key: str, value) -> bool:
 
 
 def confirm(config: DictConfig, start: Start | None = None) -> None:
-    """Tell of a launch that trains what is asked for; say if it differs from another only in what was left out."""
-    if not _trains_a_policy(config):
-        return
-    start = start or Start()
-    if (taken := start.taken) is not None:
-        taken.say_once()
-        earlier = [one for one in receipts() if one.state == LAUNCHED and one.id != start.id]
-        for number, one in enumerate(earlier, 1):
-            if [*one.rest] == [*taken.rest] and [*one.left_out] != [*taken.left_out]:
-                say(f"this is the same training as launch {number}: what they differ in was left out")
-    start.note(LAUNCHED, config)
+    """Tell of a launch that trains what is asked for."""
+    if _trains_a_policy(config):
+        start = start or Start()
+        start.tell(TAKEN)
+        start.note(TAKEN, config)
 
 
 def _parse(text: str):
     """An override as Hydra reads it."""
-    return parsed_overrides([text])[0]
+    return parsed([text])[0]
 
 
 def _key(text: str) -> str:
@@ -231,25 +220,22 @@ def _trains(config: DictConfig, loss: str) -> bool:
     return all(OmegaConf.select(config, key) == option(loss)[key] for key in SELECTS)
 
 
-def _other_loss(loss: str, why: str, **fix) -> Finding:
-    what = f"{OVERRIDES} asks for {GROUP}={loss}, and this launch would not train it as asked"
-    there = f"select it there by {GROUP}={loss}{see('install.md')}, or start it with `env -u {OVERRIDES}`"
-    instead = f"{', or ' if fix else ''}{there}"
-    return error(what, why, instead, id="asked", **fix)
-
-
 def _records(config: DictConfig, given: Collection[str]) -> str | None:
     """The override for a folder of records beside the checkpoints; each launch gets one of its own in it.
 
-    None where a folder is ``given`` or set, or where there are no checkpoints to lie beside.
+    It follows the checkpoints where a main moves them. None where a folder is ``given`` or set, or where there are no
+    checkpoints to lie beside.
     """
-    if Launch(config).checkpoints is None or RECORDS_DIR in given or OmegaConf.select(config, RECORDS_DIR) is not None:
+    checkpoints = Launch(config).checkpoints
+    if checkpoints is None or RECORDS_DIR in given or OmegaConf.select(config, RECORDS_DIR) is not None:
         return None
-    chdir, base = config.hydra.job.chdir, Path.cwd()
-    if chdir is None:
-        chdir = not version.base_at_least("1.2")
-    if chdir and config.hydra.mode != RunMode.MULTIRUN:  # the folder of a job of several is not known yet
-        base /= config.hydra.run.dir
-    folder = str(base / config.trainer.default_local_dir / _RECORDS)
-    is_plain = re.fullmatch(r"[\w./+:@%-]+", folder, re.ASCII)
+    folder = f"${{trainer.default_local_dir}}/{_RECORDS}"
+    if not checkpoints.is_absolute():
+        chdir, base = config.hydra.job.chdir, Path.cwd()
+        if chdir is None:
+            chdir = not version.base_at_least("1.2")
+        if chdir and config.hydra.mode != RunMode.MULTIRUN:  # the folder of a job of several is not known yet
+            base /= config.hydra.run.dir
+        folder = f"{base}/{folder}"
+    is_plain = re.fullmatch(r"[\w./+:@%${}-]+", folder, re.ASCII)
     return f"{RECORDS_DIR}={folder}" if is_plain else override(RECORDS_DIR, folder)

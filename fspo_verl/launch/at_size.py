@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from fspo_verl.findings import Finding
 from fspo_verl.keys import ACTOR
-from fspo_verl.launch.view import Launch, check, note, warning
+from fspo_verl.launch.view import Launch, note, warning
 from fspo_verl.observe.attempts import BYTES_A_ROW, MOST_ROWS, MOST_STEPS
 from fspo_verl.observe.noise import BF16_SIGMA, Noise, effective
 
@@ -16,14 +16,12 @@ _ROLLOUT = "actor_rollout_ref.rollout"
 _ENGINES_SIGMA = 0.047
 """Spread of a token's log-ratio between trainer and engine, nats: the least that was published of large models on GPUs,
 see docs/noise.md."""
-_EFFECTIVE = (
-    0.25  # effective sample size, as a share: below it the gradient's standard error is more than twice as large
-)
+# Effective sample size, as a share: below it the gradient's standard error is more than twice as large.
+_EFFECTIVE = 0.25
 
 
-@check(needs="loss")
 def numerical_noise(launch: Launch) -> Iterator[Finding]:
-    """Old log-probs and updates in bfloat16 are cut differently, so that S is not 0 at first. Cut them alike."""
+    """Old log-probs and updates in bfloat16 are cut differently, so that rounding alone moves S. Cut them alike."""
     if launch.loss_mode not in ("fspo", "gspo") or not launch.is_half_precision:
         return
     if launch.moves_nothing or launch.bypasses:  # what these do to the clip is told by other checks
@@ -32,7 +30,7 @@ def numerical_noise(launch: Launch) -> Iterator[Finding]:
         return
     weighs, longest = launch.is_fspo, launch.max_response_length
     what = "log-probs are in bfloat16, and updates are cut into other micro-batches than old log-probs"
-    why = "rounding alone then moves responses before any update, and the clip takes it for movement"
+    why = "rounding alone then moves responses before any update, and is clipped like movement"
     if weighs and longest:
         most, least = (effective(sigma, longest) for sigma in BF16_SIGMA)
         why += (
@@ -51,15 +49,13 @@ def _same_micro_batches(launch: Launch) -> list[str]:
     wanted |= {f"{ACTOR}.ppo_micro_batch_size_per_gpu": size, f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": size}
     missing = {key: value for key, value in wanted.items() if launch.get(key) != value}
     if missing.get(f"{ACTOR}.use_dynamic_bsz") is False:  # whose value these follow, and verl wants a size then
-        others = ["actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu"] * launch.has_reference
-        others += ["critic.ppo_micro_batch_size_per_gpu"] * launch.has_critic
+        others = ("actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu", "critic.ppo_micro_batch_size_per_gpu")
         missing |= {key: size for key in others if launch.get(key) is None}
     return [f"{key}={value}" for key, value in missing.items()]
 
 
-@check(needs="loss")
 def weights_of_whole_responses(launch: Launch) -> Iterator[Finding]:
-    """Importance weights of whole responses leave the gradient to a few. Take weights of tokens."""
+    """Importance weights of whole, long responses leave the gradient to a few of them. Take weights of tokens."""
     key, longest = "algorithm.rollout_correction.rollout_is", launch.max_response_length
     if launch.get(key) != "sequence" or launch.bypasses or not longest:
         return
@@ -71,9 +67,8 @@ def weights_of_whole_responses(launch: Launch) -> Iterator[Finding]:
         yield warning(f"{key}=sequence weighs whole responses of up to {longest:,} tokens", why, add=[f"{key}=token"])
 
 
-@check(needs="config")
 def records_on_disk(launch: Launch) -> Iterator[Finding]:
-    """Files and bytes of the records, by nodes and steps."""
+    """The number of files and bytes of the records, by nodes and steps."""
     trainer, freq = launch.config.trainer, launch.policy_loss.get("records_freq") or 1
     if launch.policy_loss.get("records_dir") is None or not (prompts := launch.get("data.train_batch_size")):
         return

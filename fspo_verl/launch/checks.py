@@ -2,17 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of a launch that selects a loss of this package.
 
-A check is a function from a launch to findings; this is all that a new one takes::
+A check is a function from a launch to findings; this is all that a new one takes, and its name in a table below::
 
-    @check(needs="fspo")
     def wide_upper_side(launch: Launch) -> Iterator[Finding]:
         # A docstring: what it finds, which is its row in docs/commands.md.
         if launch.band.high > 1:
             yield warning("what is the case", "why it matters", add=[f"{POLICY_LOSS}.eps_high=0.03"])
-
-``needs`` is one of :data:`fspo_verl.launch.view.Need`, and says for which launches it runs. One that yields an error
-says ``may_refuse=True``. :mod:`fspo_verl.launch.selection` has the checks of what a launch selects, and the doctor has
-some of its own.
 
 :func:`findings` runs them, for the launch itself (:mod:`fspo_verl.launch.hook`) and for ``fspo-verl doctor``.
 """
@@ -21,7 +16,7 @@ import dataclasses
 import difflib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +28,13 @@ from fspo_verl.adaptive import AdaptiveBand
 from fspo_verl.band import BadField, Band
 from fspo_verl.config import Observation
 from fspo_verl.findings import ERROR, WARNING, Finding
-from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
-from fspo_verl.launch import aggregation, at_size, group, selection  # noqa: F401  the checks of at_size
-from fspo_verl.launch.hydra_files import as_value, leaves, override
-from fspo_verl.launch.view import CHECKS, Check, Launch, check, error, finding, note, warning
+from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS, RECORDS_DIR
+from fspo_verl.launch import at_size, selection
+from fspo_verl.launch.hydra_files import as_value, leaves, overrides_that_decide, without
+from fspo_verl.launch.view import Launch, error, finding, note, warning
+from fspo_verl.observe import attempts
 from fspo_verl.observe.noise import rounded_down
-from fspo_verl.observe.settings import clip_ratios
+from fspo_verl.observe.settings import aggregation_in_effect, clip_ratios
 
 # verl's defaults (ActorConfig): any other value next to fspo is taken for an attempt to set its clip range.
 _CLIP_RATIO_DEFAULTS = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0}
@@ -51,71 +47,13 @@ _STANDARD_DEVIATIONS = 1.9
 # response weighs as much as a hundred others.
 _LARGEST_RATIO = 100
 _TOKEN_RANGE = 0.05  # a range of token ratios; of a mean ratio it is a token's log-ratio of 0.05 on average
-_ROUNDING = 0.02  # of a bound with two digits, such as 0.71_1.4
-_NO_BAND = ("no_loss_mode", "bad_values")  # after these there is no band to judge
+_CRASHED = "check_crashed"
 _UNUSUAL = 100  # times larger or smaller than the longest response: no divisor that anybody means
-
-
-def findings(config: DictConfig) -> list[Finding]:
-    """Return the findings on a launch by its config; none where it neither selects a loss of ours nor tries to."""
-    launch = Launch(config)
-    results = [*selection.lost_selections(launch)]
-    if launch.selects_ours:
-        results += run(launch, "files")
-    if launch.is_ours:
-        results += run(launch, "config", "folders")
-        if not any(one.id in _NO_BAND for one in results):
-            results += run(launch, "loss", "fspo" if launch.is_fspo else "baseline")
-    return results
-
-
-def errors_of_the_config_alone(config: DictConfig) -> list[Finding]:
-    """The errors that take neither Hydra's choices nor folders to find."""
-    return [one for one in run(Launch(config), "config") if one.severity == ERROR and one.id != "check_crashed"]
-
-
-def run(launch: Launch, *needs: str) -> list[Finding]:
-    """Return what the checks find that need one of these, in their order."""
-    return [one for each in CHECKS if each.needs in needs for one in _found(each, launch)]
-
-
-def _found(of: Check, launch: Launch) -> list[Finding]:
-    """Return what a check finds.
-
-    One that crashes is an error if it may refuse the launch, which has then not been judged. One of the config files
-    is a warning: it needs internals of Hydra, and another Hydra may lack them.
-    """
-    name = of.find.__name__
-    try:
-        return [dataclasses.replace(one, id=one.id or name) for one in of.find(launch)]
-    except Exception as problem:
-        what = f"{name} cannot judge this config: {type(problem).__name__}: {problem}"
-    if of.needs == "files":
-        why = "fspo_verl may not know this Hydra, and config files of yours may have a say in the loss"
-        return [warning(what, why, "compare policy_loss in the printed config, or install Hydra 1.3", id="hydra")]
-    why = "a value in it is of another kind than verl expects, such as a text or 0 for a number"
-    fix = f"look for it in {ACTOR}, data and trainer"
-    return [finding(ERROR if of.may_refuse else WARNING, what, why, fix, id="check_crashed")]
 
 
 # --- errors: another loss would train than the one asked for, or none ------------------------------------------------
 
 
-@check(needs="config", may_refuse=True)
-def no_loss_mode(launch: Launch) -> Iterator[Finding]:
-    """``loss_mode`` is empty, or ``observed`` alone. Name the loss that trains."""
-    observes = str(launch.policy_loss.get("_target_")).endswith("ObservedPolicyLossConfig")
-    if not isinstance(launch.loss_mode, str) or not launch.loss_mode:
-        what = f"{POLICY_LOSS}.loss_mode={launch.loss_mode} names no loss"
-        key, why = f"{POLICY_LOSS}.loss_mode", "the run would fail at its first actor update"
-        yield error(what, why, f", or {key}=fspo", remove=group.without(key))
-    elif launch.loss_mode == "observed" and not observes:
-        what, why = f"{POLICY_LOSS}.loss_mode=observed alone", "it does not say which loss is to be observed"
-        add = [f"{GROUP}=observed", f"{POLICY_LOSS}.loss_mode=vanilla"]
-        yield error(what, why, ", or another loss that trains", add=add)
-
-
-@check(needs="config", may_refuse=True)
 def misplaced_fields(launch: Launch) -> Iterator[Finding]:
     """A field of the policy loss stands in a section above it, where nothing reads it. Move it."""
     fields = {field.name for kind in (AdaptiveBand, Observation) for field in dataclasses.fields(kind)}
@@ -124,43 +62,37 @@ def misplaced_fields(launch: Launch) -> Iterator[Finding]:
         section, _, name = key.rpartition(".")
         if name in fields and section in sections:
             what, add = f"{key}={value!r} sets nothing", [f"{POLICY_LOSS}.{name}={as_value(value)}"]
-            yield error(what, "verl reads no such key", remove=group.without(key), add=add)
+            yield error(what, "verl reads no such key", remove=without(key), add=add)
 
 
-@check(needs="config", may_refuse=True)
-def unknown_fields(launch: Launch) -> Iterator[Finding]:
-    """``policy_loss`` has a field that its class lacks, on which workers fail. Correct or remove it."""
+def bad_values(launch: Launch) -> Iterator[Finding]:
+    """The class of ``policy_loss`` refuses a field or value, here as in every worker. Correct or remove it."""
     target = launch.policy_loss.get("_target_", "verl.workers.config.PolicyLossConfig")
     if not target.startswith(("fspo_verl.", "verl.")):
         return  # another plugin's, which may not be installed here
-    known = [field.name for field in dataclasses.fields(get_class(target))]
-    for name in map(str, launch.policy_loss):
-        if name not in ("_target_", *known):
-            key, value = f"{POLICY_LOSS}.{name}", as_value(launch.policy_loss[name])
-            near = [f"{POLICY_LOSS}.{one}={value}" for one in difflib.get_close_matches(name, known, 1)]
-            fix = "" if near else f", or {GROUP}=fspo for a band"
-            why = f"{target} has no such field"
-            yield error(f"{key}={value} sets nothing", why, fix, remove=group.without(key), add=near)
-
-
-@check(needs="config", may_refuse=True)
-def bad_values(launch: Launch) -> Iterator[Finding]:
-    """The config class refuses a value, here as in every worker. Give an allowed one."""
-    if not launch.has_our_schema:
-        return
-    kind = get_class(launch.policy_loss._target_)
-    values: Any = OmegaConf.to_container(launch.policy_loss, resolve=True)
+    kind = get_class(target)
     known = {field.name for field in dataclasses.fields(kind)}
+    values: Any = OmegaConf.to_container(launch.policy_loss, resolve=True)
+    for name, value in values.items():
+        if name not in ("_target_", *known):
+            key, near = f"{POLICY_LOSS}.{name}", difflib.get_close_matches(str(name), known, 1)
+            add = [f"{POLICY_LOSS}.{one}={as_value(value)}" for one in near]
+            fix = "" if near else f", or {GROUP}=fspo for a clip range"
+            why = f"{target} has no such field"
+            yield error(f"{key}={as_value(value)} sets nothing", why, fix, remove=without(key), add=add)
     try:
         kind(**{name: value for name, value in values.items() if name in known})
     except ValueError as problem:
         key = f"{POLICY_LOSS}.{problem.field}" if isinstance(problem, BadField) else POLICY_LOSS
-        yield error(str(problem), fix=", or give an allowed value", remove=group.without(key))
+        yield error(str(problem), fix=", or give an allowed value", remove=without(key))
+    if launch.loss_mode == "observed" and not launch.has_our_schema:
+        what, why = f"{POLICY_LOSS}.loss_mode=observed alone", "it does not say which loss is to be observed"
+        add = [f"{GROUP}=observed", f"{POLICY_LOSS}.loss_mode=vanilla"]
+        yield error(what, why, ", or another loss that trains", add=add)
 
 
-@check(needs="config", may_refuse=True)
 def no_divisor(launch: Launch) -> Iterator[Finding]:
-    """``loss_scale_factor`` divides by zero, or not by the longest response. Set it to that length."""
+    """``loss_scale_factor`` is null, zero, or far from the longest response, which is to divide. Set it to that."""
     factor, longest = launch.actor.get("loss_scale_factor"), launch.max_response_length
     if launch.actor.loss_agg_mode != "seq-mean-token-sum-norm":
         return
@@ -176,9 +108,8 @@ def no_divisor(launch: Launch) -> Iterator[Finding]:
         yield warning(what, scale, add=add)
 
 
-@check(needs="config", may_refuse=True)
 def dropped_by_distillation(launch: Launch) -> Iterator[Finding]:
-    """Distillation without task rewards drops the policy loss. Turn ``use_task_rewards`` on."""
+    """Distillation without task rewards drops the policy loss, and trains its own. Turn ``use_task_rewards`` on."""
     loss = launch.get("distillation.distillation_loss")
     if launch.get("distillation.enabled") and loss is not None and not loss.use_task_rewards:
         what = f"distillation.distillation_loss.use_task_rewards=False drops the policy loss {launch.loss_mode}"
@@ -187,17 +118,15 @@ def dropped_by_distillation(launch: Launch) -> Iterator[Finding]:
         yield error(what, why, ", or distillation.enabled=False", add=add)
 
 
-@check(needs="fspo", may_refuse=True)
 def unreachable_clip_rate(launch: Launch) -> Iterator[Finding]:
-    """``target_clip_rate`` cannot be followed: the rate is not known, or always 0. Set it to null."""
-    if (target := launch.band.target_clip_rate) is None:
-        return
-    what, off = f"{POLICY_LOSS}.target_clip_rate={target:g}", f"{POLICY_LOSS}.target_clip_rate=null"
+    """``target_clip_rate`` cannot be followed, as the clip rate is not known, or always 0. Set it to null."""
+    target, off = launch.policy_loss.get("target_clip_rate"), f"{POLICY_LOSS}.target_clip_rate=null"
+    what = f"{POLICY_LOSS}.target_clip_rate={target}"
     dynamic = f"{ACTOR}.megatron.dynamic_context_parallel"
-    if launch.get(dynamic):
+    if target is not None and launch.get(dynamic):
         why = "no rank knows which responses it was dealt, so that they cannot be counted"
         yield error(f"{what} with {dynamic}=True", why, f", or {off}", add=[f"{dynamic}=False"])
-    if launch.moves_nothing:
+    if target is not None and launch.moves_nothing:
         why = "nothing can be clipped, and eps would shrink with every step"
         fix = ", or a smaller ppo_mini_batch_size"
         yield error(f"{what} with one optimiser step per rollout", why, fix, add=[off])
@@ -206,28 +135,35 @@ def unreachable_clip_rate(launch: Launch) -> Iterator[Finding]:
 # --- folders ---------------------------------------------------------------------------------------------------------
 
 
-@check(needs="folders")
 def used_records_dir(launch: Launch) -> Iterator[Finding]:
     """``records_dir`` cannot be written on this machine. Name another, if workers have no such folder either."""
     if (records_dir := launch.policy_loss.get("records_dir")) is None:
         return
-    key, folder = f"{POLICY_LOSS}.records_dir", Path(records_dir)
+    folder = Path(records_dir)
     place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
         why = "a node with a disk of its own may have it; each worker tries it before its first update"
-        yield warning(f"{key}={records_dir} cannot be written on this machine", why, f"{key}=DIR that can be")
+        yield warning(f"{RECORDS_DIR}={records_dir} cannot be written on this machine", why, f"{RECORDS_DIR}=DIR")
+
+
+def shared_folder(launch: Launch) -> Iterator[Finding]:
+    """Another training has written into ``records_dir``, which nobody saw begin. Name a folder of this one alone."""
+    folder = launch.policy_loss.get("records_dir")
+    if folder is not None and attempts.attempts_below(folder):
+        why = "another training has written them, and a report cannot tell the two apart"
+        yield warning(f"{RECORDS_DIR}={folder} holds records already", why, f"{RECORDS_DIR}=DIR of this training alone")
 
 
 # --- warnings: it trains, but not as FSPO means to -------------------------------------------------------------------
 
 
-@check(needs="config")
 def one_step_per_rollout(launch: Launch) -> Iterator[Finding]:
-    """A rollout trains one optimiser step, so that nothing is clipped. Lower ``ppo_mini_batch_size``."""
+    """A rollout trains one optimiser step, so that no response moves and nothing is clipped. Lower
+    ``ppo_mini_batch_size``."""
     prompts = launch.prompts_per_rollout
     if prompts is None or not launch.moves_nothing:
         return
-    why = "no update comes between, and the clip takes nothing but noise"
+    why = "no update comes between, and nothing but noise is clipped"
     batch, mini = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
     what = f"{batch} <= {mini} and ppo_epochs=1"
     if launch.get("async_training") is not None:
@@ -241,7 +177,6 @@ def one_step_per_rollout(launch: Launch) -> Iterator[Finding]:
     yield warning(f"one optimiser step per rollout ({what})", why, add=add)
 
 
-@check(needs="fspo")
 def idle_clip_ratio(launch: Launch) -> Iterator[Finding]:
     """``clip_ratio*`` is set beside fspo, which does not read it. Set eps."""
     actor = launch.actor
@@ -250,12 +185,11 @@ def idle_clip_ratio(launch: Launch) -> Iterator[Finding]:
         what = f"{ACTOR}: {', '.join(changed)} has no effect with loss_mode=fspo"
         why = f"its clip range is {POLICY_LOSS}.eps (and eps_low, eps_high, eps_dual; log-ratios per sqrt(token))"
         keys = [f"{ACTOR}.{item.partition('=')[0]}" for item in changed]
-        yield warning(what, why, remove=group.without(*keys))
+        yield warning(what, why, remove=without(*keys))
 
 
-@check(needs="baseline")
 def range_of_tokens_for_gspo(launch: Launch) -> Iterator[Finding]:
-    """GSPO has a range of token ratios, which no mean ratio leaves. Take its paper's range."""
+    """GSPO has a range made for tokens, which the mean ratio of a response never leaves. Take its paper's range."""
     if launch.loss_mode != "gspo":
         return
     sides = clip_ratios(launch.actor.get)
@@ -264,13 +198,13 @@ def range_of_tokens_for_gspo(launch: Launch) -> Iterator[Finding]:
         given = ", ".join(f"{ACTOR}.{key}={value}" for key, value in wide.items())
         why = "GSPO clips the mean ratio of a response, which no response moves so far: the clip will never act"
         fix = " sets its paper's range, 3e-4 and 4e-4"
-        remove = [text for key in wide for text in group.overrides_that_decide(f"{ACTOR}.{key}")]
+        remove = [text for key in wide for text in overrides_that_decide(f"{ACTOR}.{key}")]
         yield warning(f"{given} with loss_mode=gspo", why, fix, remove=remove, add=[f"{GROUP}=gspo"])
 
 
-@check(needs="fspo")
 def mean_over_own_length(launch: Launch) -> Iterator[Finding]:
-    """``seq-mean-token-mean`` weighs short responses up. Take ``seq-mean-token-sum-norm``."""
+    """``seq-mean-token-mean`` divides a response by its own length, which weighs short ones up. Take
+    ``seq-mean-token-sum-norm``."""
     if launch.actor.loss_agg_mode == "seq-mean-token-mean":
         what = f"{ACTOR}.loss_agg_mode=seq-mean-token-mean divides each sequence's loss by its own length"
         why = "so it weighs short responses up, which FSPO's objective does not"
@@ -279,30 +213,9 @@ def mean_over_own_length(launch: Launch) -> Iterator[Finding]:
         yield warning(what, why, f", or {ACTOR}.loss_agg_mode=token-mean", add=add)
 
 
-@check(needs="loss")
-def rejected_ratios(launch: Launch) -> Iterator[Finding]:
-    """Bounds of a rejection act as their inverses, as verl takes the inverse ratio. Invert them."""
-    key = "algorithm.rollout_correction.rollout_rs"
-    rules, given = launch.get(key), launch.get(f"{key}_threshold")
-    rules, specs = (str(text or "").replace(" ", "").split(",") for text in (rules, given))
-    specs = specs * len(rules) if len(specs) == 1 else specs
-    for place, (rule, spec) in enumerate(zip(rules, specs, strict=True)):
-        if not rule.endswith("k1") or "_" not in spec:
-            continue
-        low, high = map(float, spec.split("_"))
-        acts, meant = f"{1 / high:.3g} to {1 / low:.3g}", f"{1 / high:.3g}_{1 / low:.3g}"
-        if abs(low * high - 1) > _ROUNDING:
-            what = f"{rule} with {key}_threshold={given} keeps ratios of {acts}"
-            why = "verl takes the ratio of the rollout engine to the trainer, the inverse of the one that is clipped"
-            fixes = [",".join([*specs[:place], text, *specs[place + 1 :]]) for text in (f"{high:g}", meant)]
-            alike, typed = (override(f"{key}_threshold", text) for text in fixes)
-            keep = f"to keep {low:g} to {high:g}; the first keeps {1 / high:.3g} to {high:g}"
-            yield warning(what, why, f', or "{typed}" {keep}', add=[alike])
-
-
-@check(needs="fspo")
 def band_beyond_use(launch: Launch) -> Iterator[Finding]:
-    """No response reaches an edge, or few beyond it would own the batch, as with another loss's bound. Lower eps."""
+    """eps is so large that nothing is ever clipped, or that a few responses own the batch: it is no ratio bound like
+    ``clip_ratio=0.2``. Lower it."""
     band, longest = launch.band, launch.max_response_length
     if not longest or band.target_clip_rate is not None:
         return  # where the data decide
@@ -331,27 +244,20 @@ def band_beyond_use(launch: Launch) -> Iterator[Finding]:
     )
 
 
-@check(needs="fspo")
-def rollout_log_probs(launch: Launch) -> Iterator[Finding]:
-    """S holds the mismatch of the two engines, too, in bypass mode. Turn it off, or widen eps."""
-    if not launch.bypasses:
-        return
-    what = "algorithm.rollout_correction.bypass_mode=True takes the rollout engine's log-probs as old"
-    why = "the band must also absorb the mismatch between engine and trainer, and the staleness of the responses"
-    yield warning(what, why, add=["algorithm.rollout_correction.bypass_mode=False"])
-
-
-@check(needs="loss")
 def mismatch_of_engines(launch: Launch) -> Iterator[Finding]:
-    """The engine's log-probs are missing, or not of all tokens. Turn ``calculate_log_probs`` on, top-p off."""
-    if launch.bypasses:
-        return  # where there are no others to compare them with
-    rollout = launch.config.actor_rollout_ref.rollout
-    key = "actor_rollout_ref.rollout"
+    """Log-probs of the rollout engine count as the old ones, are missing, or leave out tokens, so that its mismatch is
+    clipped or not measured. Turn bypass mode off, ``calculate_log_probs`` on, or top-p off."""
+    key, rollout = "actor_rollout_ref.rollout", launch.config.actor_rollout_ref.rollout
+    if launch.bypasses:  # and there are no others to compare them with
+        what = "algorithm.rollout_correction.bypass_mode=True takes the rollout engine's log-probs as old"
+        why = "the clip range must also absorb the mismatch of engine and trainer, and the staleness of responses"
+        if launch.is_fspo:
+            yield warning(what, why, add=["algorithm.rollout_correction.bypass_mode=False"])
+        return
     if not rollout.get("calculate_log_probs"):
         what = f"{key}.calculate_log_probs=False: the mismatch of trainer and rollout engine is not measured"
-        add = [f"{key}.calculate_log_probs=True"]
-        yield note(what, "fspo/mismatch_* and its columns in the records need it", add=add)
+        why = "fspo/mismatch_* and its columns in the records need it"
+        yield note(what, why, add=[f"{key}.calculate_log_probs=True"])
         return
     # Of the engines known here: vLLM's documentation of logprobs_mode, and decode.py in cpu/.
     mode = {"hf": "processed_logprobs", "vllm": rollout.get("logprobs_mode")}.get(launch.get(f"{key}.name"))
@@ -369,9 +275,8 @@ def mismatch_of_engines(launch: Launch) -> Iterator[Finding]:
 # --- notes -----------------------------------------------------------------------------------------------------------
 
 
-@check(needs="fspo")
 def band_in_effect(launch: Launch) -> Iterator[Finding]:
-    """The range in effect, and what it is as ratios, dual clip included."""
+    """The clip range in effect, in words and as ratios at two lengths, dual clip included."""
     text = f"policy loss fspo: {launch.band.describe()}"
     if (target := launch.band.target_clip_rate) is not None:
         text += f" at the start; eps follows a clip rate of {target:g}"
@@ -382,9 +287,53 @@ def band_in_effect(launch: Launch) -> Iterator[Finding]:
     yield note(text)
 
 
-@check(needs="baseline")
 def loss_in_effect(launch: Launch) -> Iterator[Finding]:
-    """The observed loss, and what shapes it: leftovers of another script show here."""
+    """The observed loss, its aggregation and its clip range, in which leftovers of another script show."""
     ranges = (f"{key}={value}" for key, value in clip_ratios(launch.actor.get).items())
-    mode = aggregation.in_effect(launch.loss_mode, launch.actor.loss_agg_mode, versions.installed("verl"))
+    mode = aggregation_in_effect(launch.loss_mode, launch.actor.loss_agg_mode, versions.installed("verl"))
     yield note(f"policy loss {launch.loss_mode}, trained as verl has it and observed: {', '.join((mode, *ranges))}")
+
+
+# --- which check is for which launch ---------------------------------------------------------------------------------
+
+REFUSING = (misplaced_fields, bad_values, no_divisor, dropped_by_distillation, unreachable_clip_rate)
+"""They yield errors, of the config alone. Where one of them crashes the launch is refused, as it was not judged."""
+
+OF_ANY = (selection.unregistered_loss, used_records_dir, one_step_per_rollout, at_size.records_on_disk)
+OF_SOUND_VALUES = (mismatch_of_engines, at_size.numerical_noise, at_size.weights_of_whole_responses)
+OF_FSPO = (idle_clip_ratio, mean_over_own_length, band_beyond_use, band_in_effect)
+OF_BASELINES = (range_of_tokens_for_gspo, loss_in_effect)
+AT_THE_LOGGER = (shared_folder,)
+
+
+def findings(config: DictConfig) -> list[Finding]:
+    """Return the findings on a launch by its config; none where it neither selects a loss of ours nor tries to."""
+    launch = Launch(config)
+    found = [*selection.lost_selections(launch)]
+    if launch.is_ours:
+        found += run(launch, *REFUSING, *OF_ANY)
+        if not any(one.id == bad_values.__name__ for one in found):
+            found += run(launch, *OF_SOUND_VALUES, *(OF_FSPO if launch.is_fspo else OF_BASELINES))
+    return found
+
+
+def of_the_config_alone(config: DictConfig) -> list[Finding]:
+    """What the logger of a trainer can tell of a launch of ours: its errors, and records of another training."""
+    launch = Launch(config)
+    errors = [one for one in run(launch, *REFUSING) if one.severity == ERROR and one.id != _CRASHED]
+    return [*selection.lost_selections(launch), *errors, *run(launch, *AT_THE_LOGGER)]
+
+
+def run(launch: Launch, *checks: Callable[[Launch], Iterator[Finding]]) -> list[Finding]:
+    """Return what checks find, in their order."""
+    return [one for check in checks for one in _found(check, launch)]
+
+
+def _found(check: Callable[[Launch], Iterator[Finding]], launch: Launch) -> list[Finding]:
+    try:
+        return [dataclasses.replace(one, id=one.id or check.__name__) for one in check(launch)]
+    except Exception as problem:
+        what = f"{check.__name__} cannot judge this config: {type(problem).__name__}: {problem}"
+    why = "a value in it is of another kind than verl expects, such as a text or 0 for a number"
+    fix = f"look for it in {ACTOR}, data and trainer"
+    return [finding(ERROR if check in REFUSING else WARNING, what, why, fix, id=_CRASHED)]

@@ -2,29 +2,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions around Hydra's composition of a launch: two functions, called in place of two methods of its loader.
 
-They select an option of the group without a plus, put a user's own files of the group before the packaged ones, refuse
-an old verl, and add what the environment asks for (:mod:`fspo_verl.launch.asked`). Whoever does not name the group, and
-sets no variable, gets what Hydra composes.
+They select an option of the group, with a plus or without, put a user's own files of the group before the packaged
+ones, refuse an old verl and what comes in the way of the group, and add what the environment asks for
+(:mod:`fspo_verl.launch.asked`). Whoever does not name the group, and sets no variable, gets what Hydra composes.
 """
 
 import contextlib
 import copy
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 from hydra.core.config_search_path import SearchPathQuery
-from hydra.core.override_parser.types import Override, OverrideType
-from hydra.errors import ConfigCompositionException, MissingConfigException
+from hydra.core.override_parser.types import OverrideType
+from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fspo_verl import verl_patches
+from fspo_verl.findings import ERROR, Finding
 from fspo_verl.keys import EXAMINE, GROUP, OVERRIDES
-from fspo_verl.launch import asked, group, hook, hydra_files, installation
+from fspo_verl.launch import asked, hook, installation, selection
 from fspo_verl.launch.asked import Refused
-from fspo_verl.launch.view import Launch, error
+from fspo_verl.launch.hydra_files import words_of_the_group
+from fspo_verl.launch.view import Launch
 
+logger = logging.getLogger("fspo_verl")
 OURS = "fspo_verl"
 """Hydra's name for the provider of the packaged configs."""
 
@@ -41,10 +45,18 @@ def load_configuration(load: Callable, loader, config_name, overrides, run_mode,
         Refused: the launch would not train the loss that it or the environment asks for.
         HydraException: what Hydra raises.
     """
+
+    def compose(words: list[str]) -> DictConfig:
+        return _composed(load, loader, config_name, words, run_mode, *args, **kwargs)
+
+    is_asked = _is_asked(run_mode)
     try:
-        config, taken = _asked_for(load, loader, config_name, overrides, run_mode, *args, **kwargs)
+        config, taken = asked.composed(compose, overrides) if is_asked else (compose(overrides), None)
+        _refuse_an_old_verl(config)
+        if run_mode == RunMode.RUN:
+            _refuse_what_is_in_the_way(config, compose)
     except Exception as problem:
-        hook.refused_to_compose(problem, _is_asked(run_mode))
+        hook.refused_to_compose(problem, is_asked)
         raise
     if os.environ.get(EXAMINE):
         _write_elsewhere(config, Path(os.environ[EXAMINE]).parent)
@@ -55,23 +67,11 @@ def load_configuration(load: Callable, loader, config_name, overrides, run_mode,
 def compute_defaults_list(compute: Callable, loader, config_name, overrides, run_mode):
     """List the defaults of what :func:`load_configuration` composes: ``--info``, and ``hydra.verbose=true``."""
     if _is_asked(run_mode):
-        config, taken = _asked_for(_unwrapped(loader, "load_configuration"), loader, config_name, overrides, run_mode)
-        if not hook.has_composed():
-            hook.composed(config, taken, False)
-        overrides = [*config.hydra.overrides.hydra, *config.hydra.overrides.task]
+        load = _unwrapped(loader, "load_configuration")
+        hydra = load_configuration(load, loader, config_name, overrides, run_mode).hydra
+        overrides = [*hydra.overrides.hydra, *hydra.overrides.task]
     loader = _users_first(loader, config_name, overrides)
-    return compute(loader, config_name, _with_plus(loader, config_name, overrides, run_mode), run_mode)
-
-
-def _asked_for(load: Callable, loader, config_name, overrides, run_mode, *args, **kwargs):
-    """The config, and what it takes of the environment's request, if anything."""
-
-    def compose(words: list[str]) -> DictConfig:
-        return _composed(load, loader, config_name, words, run_mode, *args, **kwargs)
-
-    config, taken = asked.composed(compose, overrides) if _is_asked(run_mode) else (compose(overrides), None)
-    _refuse_an_old_verl(config)
-    return config, taken
+    return compute(loader, config_name, _as_listed(loader, config_name, overrides, run_mode), run_mode)
 
 
 def _is_asked(run_mode: RunMode) -> bool:
@@ -87,67 +87,54 @@ def _unwrapped(loader, name: str) -> Callable:
 
 
 def _composed(load: Callable, loader, config_name, overrides: list[str], run_mode, *args, **kwargs) -> DictConfig:
-    """The config of overrides; an option of the group needs no plus.
+    """The config of overrides; an option of the group takes no plus, or has one.
 
     Where the config has a key with the name of the group, a word without a plus is a value of that key.
     """
     loader = _users_first(loader, config_name, overrides)
-    words = _words(overrides)
+    words = words_of_the_group(overrides)
     if not words:
         return load(loader, config_name, overrides, run_mode, *args, **kwargs)
-    chosen = _with_plus(loader, config_name, overrides, run_mode)
     config: DictConfig | None = None
     problem: Exception = ConfigCompositionException()
     try:
-        config = load(loader, config_name, chosen, run_mode, *args, **kwargs)
-    except (ConfigCompositionException, ValueError) as refused:  # a ValueError where the value is no name
+        listed = _as_listed(loader, config_name, overrides, run_mode)
+        config = load(loader, config_name, listed, run_mode, *args, **kwargs)
+    except ConfigCompositionException as refused:
         problem = refused
-    may_be_a_value = chosen != overrides and all(one.package is None for one in words)
+    except ValueError as refused:  # where the value is no name, of which Hydra would show a traceback
+        problem = ConfigCompositionException(str(refused))
+    may_be_a_value = not any(one.type == OverrideType.ADD or one.is_delete() or one.package for one in words)
     if may_be_a_value and (config is None or OmegaConf.select(config, GROUP) is not None):
         try:
             return load(_without_ours(loader), config_name, overrides, run_mode, *args, **kwargs)
         except ConfigCompositionException:
             if config is not None:
                 raise
-    if config is not None:
-        return config
-    removed, added = group.select_alone(words)
-    is_of_the_group = not isinstance(problem, MissingConfigException) and _fails(loader, config_name, chosen, run_mode)
-    if (removed or added) and is_of_the_group:
-        raise Refused(error(str(problem), remove=removed, add=added, id="group")) from problem
-    raise problem
+    if config is None:
+        raise problem
+    return config
 
 
-def _words(overrides: list[str]) -> list[Override]:
-    """The overrides that name the group, but for those that sweep over it."""
-    named = hydra_files.parsed([text for text in overrides if GROUP in text])
-    return [one for one in named if one.key_or_group == GROUP and not one.is_sweep_override()]
-
-
-def _with_plus(loader, config_name, overrides: list[str], run_mode) -> list[str]:
-    """The overrides, with a plus for the last option of the group where the defaults list has none to be replaced."""
-    words = _words(overrides)
-    plain = {one.input_line for one in words if one.type == OverrideType.CHANGE and one.package is None}
-    of_the_group = {one.input_line for one in words}
-    others = [text for text in overrides if text not in of_the_group]
-    if not plain or GROUP in _choices(loader, config_name, others, run_mode):
+def _as_listed(loader, config_name, overrides: list[str], run_mode) -> list[str]:
+    """The overrides with the last option of the group alone, as Hydra takes it: with a plus where it is to be added to
+    the defaults list, and without one where that has another to be replaced."""
+    words = words_of_the_group(overrides)
+    # An option of ours names the package _global_ by itself.
+    here = {one.input_line for one in words if one.package in (None, "_global_") and not one.is_delete()}
+    if not here:
         return overrides
-    *earlier, last = (place for place, text in enumerate(overrides) if text in plain)
-    return [f"+{text}" if place == last else text for place, text in enumerate(overrides) if place not in earlier]
+    others = [text for text in overrides if text not in here]
+    plus = "" if GROUP in _choices(loader, config_name, others, run_mode) else "+"
+    *earlier, last = (place for place, text in enumerate(overrides) if text in here)
+    word = plus + overrides[last].lstrip("+").replace("@_global_", "", 1)
+    return [word if place == last else text for place, text in enumerate(overrides) if place not in earlier]
 
 
 def _choices(loader, config_name, overrides: list[str], run_mode) -> dict[str, str]:
     """The groups of the defaults list that Hydra makes of these overrides, by their options."""
     compute = _unwrapped(loader, "compute_defaults_list")
     return compute(loader, config_name, overrides, run_mode).overrides.known_choices
-
-
-def _fails(loader, config_name, overrides: list[str], run_mode) -> bool:
-    try:
-        _choices(loader, config_name, overrides, run_mode)
-    except (ConfigCompositionException, ValueError):
-        return True
-    return False
 
 
 # --- the search path -------------------------------------------------------------------------------------------------
@@ -189,6 +176,17 @@ def _refuse_an_old_verl(config: DictConfig) -> None:
     groups = {name.partition("@")[0] for name in config.hydra.runtime.choices}
     if (GROUP in groups or Launch(config).is_ours) and (finding := installation.too_old()) is not None:
         raise Refused(finding)
+
+
+def _refuse_what_is_in_the_way(config: DictConfig, compose: Callable[[list[str]], DictConfig]) -> None:
+    """Refuse a config in which something comes in the way of an option of the group."""
+    found: list[Finding] = []
+    with hook.never_ending_the_launch("fspo_verl did not look whether files of yours have a say in the loss"):
+        found += selection.lost_of_the_group(config, compose)
+    for one in found:
+        if one.severity == ERROR:
+            raise Refused(one)
+        logger.warning("%s", one.in_one_line)
 
 
 def _write_elsewhere(config: DictConfig, folder: Path) -> None:

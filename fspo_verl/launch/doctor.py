@@ -17,7 +17,6 @@ Exit code: 0 without errors (warnings are printed), 1 with errors, or with --str
 import argparse
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import os
 import re
@@ -28,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -39,16 +38,14 @@ from fspo_verl.findings import ERROR, NOTE, SEVERITIES, WARNING, Finding
 from fspo_verl.keys import ACTOR, EXAMINE, GROUP, OVERRIDES, POLICY_LOSS
 from fspo_verl.launch import hydra_files, installation
 from fspo_verl.launch.starts import RECEIPT
-from fspo_verl.launch.view import Launch, check, error, note, warning
+from fspo_verl.launch.view import Launch, error, note, warning
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
 _DEFAULT_OVERRIDES = [f"{GROUP}=fspo"]
-_ROLLOUT = "actor_rollout_ref.rollout"
 # Seconds in which a main has composed its config.
 _PATIENCE = 600.0
 # As `python -m MAIN`, but nothing of the main runs before `ray.init` ends the child.
 _CHILD = "import fspo_verl.plugin, runpy, sys; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
-_ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}  # by their modules
 
 
 def main(args: argparse.Namespace) -> int:
@@ -59,9 +56,8 @@ def main(args: argparse.Namespace) -> int:
     if versions.installed("verl") is None:
         raise ValueError(f"verl is not installed in {sys.prefix}: pip install 'verl{installation.SUPPORTED_VERL}'")
     installed = [*installation.findings()]
-    found = (
-        [] if findings.exit_code(installed) else judge(module, overrides)
-    )  # as the launch would be without this package
+    # With an error there the launch would be as without this package.
+    found = [] if findings.exit_code(installed) else judge(module, overrides)
     if not args.launch:  # of verl's defaults no more counts than that they compose
         found = [one for one in found if one.severity == ERROR]
         found.append(note("No launch given; verl's defaults compose with algorithm.policy_loss=fspo", id="example"))
@@ -112,14 +108,10 @@ def judge(module: str, arguments: list[str]) -> list[Finding]:
         answer, said = Path(folder, "findings.json"), Path(folder, "said")
         # A `run` around the doctor is not to count what it starts.
         env = os.environ | {EXAMINE: str(answer), RECEIPT: "", "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "-c", _CHILD, module, *arguments]
         with said.open("wb") as out:
             child = subprocess.Popen(
-                [sys.executable, "-c", _CHILD, module, *arguments],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
             try:
                 end = time.monotonic() + _PATIENCE
@@ -159,7 +151,7 @@ def hand_back(config: DictConfig | None, problem: Exception | None = None) -> No
 
 
 def not_composed(problem: Exception) -> Finding:
-    """Hydra refuses to compose the config. Correct what it names."""
+    """Hydra composes no config. Correct what it names."""
     if (finding := getattr(problem, "finding", None)) is not None:
         return finding
     text = " ".join(str(problem).split()).removesuffix(".")
@@ -174,18 +166,17 @@ def examine(config: DictConfig | None) -> list[Finding]:
     if not launch.has_actor:
         what = f"the launch hands over no config with {ACTOR}"
         return [error(what, "it is no policy training", "name a main that trains a policy", id="composition")]
-    other_loss = asked.problem(launch.config, True) if os.environ.get(OVERRIDES) else None
+    other_loss = asked.problem(launch.config) if os.environ.get(OVERRIDES) else None
     found = [*filter(None, [other_loss]), *checks.findings(launch.config)]
     if (hydra := hydra_files.running()) is not None and hydra.mode is not None and hydra.mode.name == "MULTIRUN":
         what = "of a launch with --multirun only the first job is examined"
         found.append(warning(what, fix="examine each job by its own overrides", id="multirun"))
-    return found if findings.exit_code(found) else [*found, *checks.run(launch, "doctor")]
+    return found if findings.exit_code(found) else [*found, *checks.run(launch, not_selected, batches)]
 
 
 # --- checks of the doctor alone --------------------------------------------------------------------------------------
 
 
-@check(needs="doctor")
 def not_selected(launch: Launch) -> Iterator[Finding]:
     """The launch trains without this package. Add ``algorithm.policy_loss=fspo``."""
     if not launch.is_ours:
@@ -193,42 +184,10 @@ def not_selected(launch: Launch) -> Iterator[Finding]:
         yield warning(what, why, add=[f"{GROUP}=fspo"])
 
 
-@check(needs="doctor")
 def batches(launch: Launch) -> Iterator[Finding]:
-    """Responses and optimiser steps between two refreshes of the old policy."""
+    """The number of responses and optimiser steps between two refreshes of the old policy."""
     prompts, n = launch.prompts_per_rollout, launch.config.actor_rollout_ref.rollout.n
     what = f"{prompts} prompts x {n} = {prompts * n:,} responses per rollout"
     mini, epochs, steps = launch.actor.ppo_mini_batch_size, launch.actor.ppo_epochs, launch.optimizer_steps_per_rollout
     said = f"{steps} optimiser step{'s' * (steps != 1)} on them ({prompts} / {mini}, rounded up, x {epochs})"
     yield note(f"{what}, {said}")
-
-
-@check(needs="doctor")
-def engine(launch: Launch) -> Iterator[Finding]:
-    """The rollout engine is not installed here. Install it on the nodes that generate."""
-    name = launch.get(f"{_ROLLOUT}.name")
-    if name in _ENGINES and importlib.util.find_spec(_ENGINES[name]) is None:
-        what = f"{_ROLLOUT}.name={name} is not installed in {sys.prefix}"
-        fix = f"pip install {name}, or another {_ROLLOUT}.name"
-        yield _here(launch)(what, "no worker of this machine can generate", fix)
-
-
-@check(needs="doctor")
-def gpus(launch: Launch) -> Iterator[Finding]:
-    """The launch asks for more GPUs than this machine has. Lower its number, or join the cluster."""
-    from verl.utils import device
-
-    pools = [launch.get(section) for section in ("trainer", "rollout" if launch.get("rollout") else _ROLLOUT)]
-    asked = sum((pool.get("nnodes") or 0) * (pool.get("n_gpus_per_node") or 0) for pool in pools)
-    visible = device.get_torch_device().device_count()
-    if device.get_device_name() != "cpu" and visible < asked:
-        what = f"the launch asks for {asked} GPUs (nnodes x n_gpus_per_node), and {visible} are visible here"
-        add = [f"trainer.n_gpus_per_node={visible}"] if visible else []
-        fix = "" if visible else f"start it on a machine with {asked} GPUs"
-        yield _here(launch)(what, "Ray waits for the others, and verl ends", fix, add=add)
-
-
-def _here(launch: Launch) -> Callable:
-    """How grave it is where this machine lacks something: in a cluster others may have it."""
-    several = (launch.get("trainer.nnodes") or 1) > 1 or launch.get("ray_kwargs.ray_init.address")
-    return note if several or os.environ.get("RAY_ADDRESS") else warning

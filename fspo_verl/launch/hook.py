@@ -21,8 +21,9 @@ from omegaconf import DictConfig, OmegaConf
 from fspo_verl.findings import ERROR, WARNING, Finding
 from fspo_verl.keys import EXAMINE, OVERRIDES, RECORDS_DIR
 from fspo_verl.launch import selection
-from fspo_verl.launch.starts import COMPOSED, LAUNCHED, PRINTED, REFUSED, Start, Taken, receipts
+from fspo_verl.launch.starts import PRINTED, REFUSED, TAKEN, Start, Taken, receipts
 from fspo_verl.launch.view import Launch
+from fspo_verl.observe import attempts
 
 logger = logging.getLogger("fspo_verl")
 FIRST = "auto_set_device"
@@ -40,22 +41,19 @@ _start = Start()
 def composed(config: DictConfig, taken: Taken | None, is_of_several: bool) -> None:
     """Hydra has composed the config of a launch, which takes this of the environment's request.
 
+    What was composed before in the same way is no other launch: ``hydra.verbose=true`` composes twice.
+
     Args:
         is_of_several: a job of ``--multirun``; each is composed once more before any of them starts.
     """
     global _start
-    if taken is None and not os.environ.get(EXAMINE):
+    if taken == _start.taken and not os.environ.get(EXAMINE):
         return
     _start = Start(config, taken)
     if taken is not None and not is_of_several:
-        taken.say_once()
-        prints = any(word.partition("=")[0] in _PRINTS for word in sys.argv[1:])
-        _start.note(PRINTED if prints else COMPOSED, config)
-
-
-def has_composed() -> bool:
-    """Whether a config that takes something was composed in this process."""
-    return _start.composed is not None
+        state = PRINTED if any(word.partition("=")[0] in _PRINTS for word in sys.argv[1:]) else TAKEN
+        _start.tell(state)
+        _start.note(state, config)
 
 
 def refused_to_compose(problem: Exception, is_asked: bool) -> None:
@@ -86,39 +84,26 @@ def begin(place: str, config: DictConfig | None) -> None:
     global _start
     _end_if_examined(_start.composed if config is None else config)
     if place in _start.places or (place == FIRST and _start.places):
-        _start = Start()
-    is_seen = bool(_start.places)
+        _start = Start(_start.composed, _start.taken, _start.is_told)
     _start.places.add(place)
     if config is None:
-        if _start.composed is not None and not is_seen and os.environ.get(OVERRIDES):
-            from fspo_verl.launch import asked
-
-            asked.confirm(_start.composed, _start)
         return
     content = _content(config)
     if content is None or content != _start.checked:
-        _check_a_launch(config)
+        with _refused_launches_noted(_start, config):
+            check(config)
+        _name_attempt(config)
         _start.checked = _content(config)
+        if os.environ.get(OVERRIDES):
+            from fspo_verl.launch import asked
+
+            asked.confirm(config, _start)
 
 
 def _content(config):
     """Return what a config holds, to see whether it has changed; None where that cannot be told."""
-    with _never_ending_the_launch(_NOT_LOOKED_AT):
+    with never_ending_the_launch(_NOT_LOOKED_AT):
         return OmegaConf.to_container(config) if OmegaConf.is_config(config) else copy.copy(config)
-
-
-def _check_a_launch(config: DictConfig) -> None:
-    try:
-        _check_what_is_asked(config, _start)
-        check(config)
-        _name_attempt(config)
-    except ValueError:
-        _start.note(REFUSED, config)
-        raise
-    if os.environ.get(OVERRIDES):
-        from fspo_verl.launch import asked
-
-        asked.confirm(config, _start)
 
 
 def at_the_logger(config: Mapping) -> None:
@@ -130,28 +115,26 @@ def at_the_logger(config: Mapping) -> None:
         ValueError: it would train another loss than is asked for.
     """
     whole = OmegaConf.create()
-    with _never_ending_the_launch(_NOT_LOOKED_AT):
+    with never_ending_the_launch(_NOT_LOOKED_AT):
         whole = config if isinstance(config, DictConfig) else OmegaConf.create(dict(config))
     _end_if_examined(whole)
     launch = Launch(whole)
     where = launch.get(RECORDS_DIR), str(launch.checkpoints)
     known = [one for one in receipts() if (one.records, one.run) == where]  # from the driver
     start = Start(id=known[-1].id) if known else Start()
-    try:
-        _check_what_is_asked(whole, start)
-        _refuse_or_say(_errors_of_the_config_alone(launch))
-    except ValueError:
-        start.note(REFUSED, whole)
-        raise
-    if launch.trains_a_policy and not any(one.state == LAUNCHED for one in known):
-        start.note(LAUNCHED, whole)
+    with _refused_launches_noted(start, whole):
+        check(whole, is_alone=True)
+    if not known and os.environ.get(OVERRIDES):
+        from fspo_verl.launch import asked
+
+        asked.confirm(whole, start)
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _never_ending_the_launch(lost: str) -> Iterator[None]:
+def never_ending_the_launch(lost: str) -> Iterator[None]:
     """Log what goes wrong, with what is lost by it, in place of raising it."""
     try:
         yield
@@ -159,57 +142,53 @@ def _never_ending_the_launch(lost: str) -> Iterator[None]:
         logger.warning("%s: %s: %s", lost, type(problem).__name__, problem)
 
 
-def check(config: DictConfig) -> None:
-    """Refuse or warn about a composed config of a verl main; say which band is in effect if the loss is ``fspo``.
+@contextlib.contextmanager
+def _refused_launches_noted(start: Start, config: DictConfig) -> Iterator[None]:
+    try:
+        yield
+    except ValueError:
+        start.note(REFUSED, config)
+        raise
+
+
+def check(config: DictConfig, is_alone: bool = False) -> None:
+    """Refuse or warn about a composed config of a verl main; say which range is in effect if the loss is ``fspo``.
 
     What trains no policy is left alone.
 
+    Args:
+        is_alone: nothing is known but the config, and warnings were given before if they could be.
+
     Raises:
-        ValueError: the config asks for a loss that it would not train, or a field of the band is wrong.
+        ValueError: the config asks for a loss that it would not train, or a field of the range is wrong.
     """
     launch, is_ours = Launch(config), False
     findings: list[Finding] = []
-    with _never_ending_the_launch(_NOT_LOOKED_AT):
-        if not launch.trains_a_policy:
-            return
-        is_ours = launch.selects_ours
-        findings = [] if is_ours else [*selection.lost_selections(launch)]
-    if is_ours:
-        from fspo_verl.launch import checks, installation
-
-        findings = [*installation.verl_version(), *checks.findings(config)]
-    _refuse_or_say(findings)
-
-
-def _errors_of_the_config_alone(launch: Launch) -> list[Finding]:
-    errors: list[Finding] = []
-    with _never_ending_the_launch(_NOT_LOOKED_AT):
-        if launch.trains_a_policy:
-            errors += selection.lost_selections(launch)
-            if launch.selects_ours:
-                from fspo_verl.launch import attempt, checks
-
-                errors += [*checks.errors_of_the_config_alone(launch.config), *attempt.shared_folder(launch)]
-    return errors
-
-
-def _check_what_is_asked(config: DictConfig, start: Start) -> None:
     if os.environ.get(OVERRIDES):
         from fspo_verl.launch import asked
 
-        _refuse_or_say([*filter(None, [asked.problem(config, start.taken is not None)])])
+        findings += filter(None, [asked.problem(config)])
+    with never_ending_the_launch(_NOT_LOOKED_AT):
+        is_ours = launch.trains_a_policy and launch.is_ours
+        if launch.trains_a_policy and not is_ours:
+            findings += selection.lost_selections(launch)
+    if is_ours:
+        from fspo_verl.launch import checks, installation
 
-
-def _name_attempt(config: DictConfig) -> None:
-    """Give a launch a folder of its own for its records, if it writes any."""
-    if Launch(config).is_ours:
-        from fspo_verl.launch import attempt
-
-        attempt.name_attempt(config)
-
-
-def _refuse_or_say(findings: list[Finding]) -> None:
+        findings += [] if is_alone else installation.verl_version()
+        findings += checks.of_the_config_alone(config) if is_alone else checks.findings(config)
     if errors := [one.in_one_line for one in findings if one.severity == ERROR]:
         raise ValueError("\n".join(errors))
     for one in findings:
         logger.log(logging.WARNING if one.severity == WARNING else logging.INFO, "%s", one.in_one_line)
+
+
+def _name_attempt(config: DictConfig) -> None:
+    """Set ``records_dir`` to a folder of this launch alone, if it writes any; see :func:`attempts.new`.
+
+    A name that an earlier call has given, to this config or to one that it was copied from, stays until something is
+    recorded there. Workers make the folder.
+    """
+    launch = Launch(config)
+    if launch.is_ours and (folder := launch.policy_loss.get("records_dir")) is not None:
+        OmegaConf.update(config, RECORDS_DIR, str(attempts.new(folder, launch.checkpoints)))

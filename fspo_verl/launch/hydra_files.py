@@ -1,11 +1,10 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Knowledge of Hydra (1.3): how an override is quoted, and what a running application was asked for.
+"""Knowledge of Hydra (1.3): how an override is quoted and read, and which overrides decide a key.
 
 Hydra is imported only where it is asked: each process that imports verl imports this module.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +12,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fspo_verl import versions
-from fspo_verl.keys import GROUP, OVERRIDES, POLICY_LOSS
+from fspo_verl.keys import GROUP
 
 PACKAGED = Path(__file__).parents[1] / "configs"
 OPTIONS = tuple(sorted(file.stem for file in (PACKAGED / GROUP).glob("*.yaml")))
@@ -55,49 +53,6 @@ def option(name: str) -> dict[str, object]:
     return {key: value for base in bases for key, value in option(base).items()} | leaves(content)
 
 
-def is_of_user(source: str) -> bool:
-    """Whether neither verl nor this package nor Hydra ships what an entry of Hydra's search path holds."""
-    if source.startswith("pkg://"):
-        return source.removeprefix("pkg://").split(".")[0] not in ("verl", "fspo_verl", "hydra")
-    # A main that is started as a file, and the asynchronous ones, name verl's own folders by path.
-    folder = versions.verl_folder()
-    return folder is None or not Path(source.removeprefix("file://")).is_relative_to(folder)
-
-
-def has_files_of_the_user() -> bool:
-    """Whether the search path of the running Hydra application has an entry of a user's."""
-    return any(is_of_user(source) for source in _sources() if not source.startswith("structured://"))
-
-
-def _sources() -> list[str]:
-    """The search path of the running Hydra application, first entry first; empty outside of one."""
-    hydra = running()
-    return [f"{source.schema}://{source.path}" for source in hydra.runtime.config_sources] if hydra else []
-
-
-# --- the running application -----------------------------------------------------------------------------------------
-
-
-def task_overrides() -> list[str]:
-    """The overrides of the running Hydra application, as they were typed, without Hydra's own; empty outside of one."""
-    return _as_typed(hydra.overrides.task) if (hydra := running()) else []
-
-
-def choices() -> dict[str, str]:
-    """The options that the running Hydra application has chosen of each group; empty outside of one."""
-    return _as_typed(hydra.runtime.choices) if (hydra := running()) else {}
-
-
-def _as_typed(content) -> Any:
-    return OmegaConf.to_container(content, resolve=False)
-
-
-def running():
-    """The ``hydra`` section of the running Hydra application, which has composed its config; None outside of one."""
-    module = sys.modules.get("hydra.core.hydra_config")
-    return module.HydraConfig.get() if module and module.HydraConfig.initialized() else None
-
-
 def parsed(overrides: Sequence[str]) -> list:
     """Overrides as Hydra's own parser reads them."""
     if not overrides:
@@ -108,44 +63,41 @@ def parsed(overrides: Sequence[str]) -> list:
     return [parser.parse_override(text) for text in overrides]
 
 
-# --- this package's group --------------------------------------------------------------------------------------------
+def words_of_the_group(overrides: Sequence[str]) -> list:
+    """The overrides that name this package's group, parsed, but for those that sweep over it."""
+    named = parsed([text for text in overrides if GROUP in text])
+    return [one for one in named if one.key_or_group == GROUP and not one.is_sweep_override()]
 
 
-def words_of_the_group() -> list:
-    """The overrides of the running Hydra application that name the group, parsed: cheap, for every launch of verl."""
-    named = parsed([text for text in task_overrides() if GROUP in text])
-    return [one for one in named if one.key_or_group == GROUP]
+def as_typed(content) -> Any:
+    """Plain values of a part of a config, interpolations as they were written."""
+    return OmegaConf.to_container(content, resolve=False)
 
 
-def chosen(is_own_key: bool) -> str | None:
-    """The option of the group that the running Hydra application was asked for, if it is one of this package's.
+def running():
+    """The ``hydra`` section of the running Hydra application, which has composed its config; None outside of one."""
+    module = sys.modules.get("hydra.core.hydra_config")
+    return module.HydraConfig.get() if module and module.HydraConfig.initialized() else None
+
+
+def overrides_that_decide(key: str, than: object = ..., overrides: Sequence[str] | None = None) -> list[str]:
+    """The overrides that take out a key, or set it to another value ``than`` this.
 
     Args:
-        is_own_key: the config has the name of the group as a key. A word without a plus is then a value of that key.
+        overrides: of a launch; by default those of the running Hydra application, as they were typed.
     """
-    words = [one for one in words_of_the_group() if not one.is_delete() and (one.is_add() or not is_own_key)]
-    asked = [one.value() for one in reversed(words)]
-    # An option in a file has no word. A word may be an interpolation, which only the choices resolve.
-    asked += [value for group, value in sorted(choices().items()) if group.partition("@")[0] == GROUP]
-    last = (value[-1] if isinstance(value, list) and value else value for value in asked)
-    names = (str(value).removesuffix(".yaml") for value in last)
-    return next((name for name in names if name in OPTIONS), None)
+    if overrides is None:
+        overrides = as_typed(hydra.overrides.task) if (hydra := running()) else []
+    found = []
+    for one in parsed(overrides):
+        value = None if one.is_delete() else one.value()
+        sets = {} if one.is_delete() else leaves({one.key_or_group: value})
+        takes_out = f"{key}.".startswith(f"{one.key_or_group}.") and not isinstance(value, dict)
+        if (sets[key] != than) if key in sets else takes_out:
+            found.append(one.input_line)
+    return found
 
 
-def leaves_without_the_group() -> dict[str, object]:
-    """Return what the running Hydra application would compose without an option of the group, as :func:`leaves`.
-
-    Overrides of ``policy_loss`` are left out, as many of its keys would not be there.
-    """
-    from unittest import mock
-
-    from hydra import compose
-
-    hydra, words = running(), words_of_the_group()
-    left_out = {one.input_line for one in words}
-    kept = [text for text in task_overrides() if text not in left_out and not text.lstrip("+~").startswith(POLICY_LOSS)]
-    here = [one for one in words if one.package is None]
-    if (here or GROUP in choices()) and not any(one.is_add() for one in here):
-        kept.append(f"~{GROUP}")  # a file has it
-    with mock.patch.dict(os.environ, {OVERRIDES: ""}):
-        return leaves(compose(hydra.job.config_name, [*_as_typed(hydra.overrides.hydra), *kept]))
+def without(*keys: str) -> list[str]:
+    """Return what is to be removed for keys to go: the overrides that set them, or their names where a file does."""
+    return [text for key in keys for text in overrides_that_decide(key)] or [*keys]

@@ -53,7 +53,7 @@ def findings() -> Iterator[Finding]:
 
 
 def verl_version() -> Iterator[Finding]:
-    """This verl was never tested. The loss is tried first; read what it says.
+    """This verl was never tested, and the loss is tried first. Read what that says, or install a tested one.
 
     A development version counts as never tested, as it names no certain sources.
     """
@@ -105,7 +105,7 @@ def problem() -> str | None:
 
 
 def _wrong_loss() -> str | None:
-    """One of two responses of a batch, inside the band, through verl's ``ppo_loss``: value and gradient."""
+    """One of two responses of a batch, inside the range, through verl's ``ppo_loss``: value and gradient."""
     import torch
     from verl.utils.tensordict_utils import get_tensordict
     from verl.workers.config import FSDPActorConfig

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from fspo_verl.keys import GROUP, OVERRIDES, RECORDS_DIR
 from fspo_verl.launch import asked, installation
-from fspo_verl.launch.starts import LAUNCHED, PRINTED, RECEIPT, REFUSED, Receipt, receipts
+from fspo_verl.launch.starts import PRINTED, RECEIPT, REFUSED, Receipt, receipts
 from fspo_verl.observe.attempts import attempts_below, is_attempt
 from fspo_verl.output import see
 
@@ -100,19 +100,19 @@ def _run(command: list[str], env: dict[str, str], warn: Callable[[], None]) -> i
 
 def _summary(launches: list[Receipt], loss: str, began: float) -> Iterator[str]:
     """A sentence on each kind of launch: where its records are, or why it has none; and what to do next."""
-    kinds: dict[str, list[Receipt]] = {}
+    kinds: dict[str, list[Receipt]] = {kind: [] for kind in _SENTENCES}
     for launch in launches:
-        kinds.setdefault(_became(launch, began), []).append(launch)
-    for kind in (RECORDED, ENDED, UNRECORDED, REFUSED, PRINTED):
-        if these := kinds.get(kind):
-            losses = " and ".join(dict.fromkeys(one.loss for one in these))
+        kinds[_became(launch, began)].append(launch)
+    for kind, these in kinds.items():
+        if these:
+            losses = " and ".join(dict.fromkeys(one.loss or loss for one in these))
             yield f"{len(these)} launch{'es' * (len(these) > 1)} {_SENTENCES[kind].format(loss=losses)}"
     if not launches:
         yield _none_took(loss)
-    if folders := [*dict.fromkeys(_to_report(one.records) for one in kinds.get(RECORDED, ()) if one.records)]:
+    if folders := [*dict.fromkeys(_to_report(one.records) for one in kinds[RECORDED] if one.records)]:
         yield f"next: fspo-verl report {shlex.join(folders)}{' -o report' if len(folders) > 1 else ''}"
     for_good: dict[str, None] = {}
-    for one in (*kinds.get(RECORDED, ()), *kinds.get(UNRECORDED, ())):
+    for one in (*kinds[RECORDED], *kinds[UNRECORDED]):
         words = [word for word in one.added if not word.startswith(f"{RECORDS_DIR}=")]
         out = f", take out {shlex.join(one.left_out)}" if one.left_out else ""
         for_good |= {f"for good: add {shlex.join(words)}{out}": None} if words else {}
@@ -125,9 +125,10 @@ def _to_report(records: str) -> str:
     return str(Path(records).parent) if resumed else records
 
 
-RECORDED, ENDED, UNRECORDED = "recorded", "ended", "unrecorded"
+RECORDED, GOES_ON, ENDED, UNRECORDED = "recorded", "goes on", "ended", "unrecorded"
 _SENTENCES = {
     RECORDED: "took {loss}, and recorded it",
+    GOES_ON: "took {loss}, and goes on in the background, without a record yet",
     ENDED: "took {loss}, and ended before a first record of it",
     UNRECORDED: "took {loss}, and recorded nothing, as records_dir is null",
     REFUSED: "refused, see above",
@@ -139,13 +140,14 @@ def _became(launch: Receipt, began: float) -> str:
     """Say what has become of a launch of a command that began then, in seconds since the epoch."""
     if launch.state in (REFUSED, PRINTED):
         return launch.state
-    if launch.records is None:
-        return UNRECORDED if launch.state == LAUNCHED else ENDED
     with contextlib.suppress(OSError):
-        files = Path(launch.records).rglob("step-*.parquet")
+        files = Path(launch.records or os.devnull).rglob("step-*.parquet")
         if any(file.stat().st_mtime >= began for file in files):
             return RECORDED
-    return ENDED
+    with contextlib.suppress(OSError):
+        if Path(f"/proc/{launch.pid}/stat").read_text().rpartition(") ")[2][0] != "Z":
+            return GOES_ON
+    return ENDED if launch.records else UNRECORDED
 
 
 def _say(text: str) -> None:

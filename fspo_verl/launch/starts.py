@@ -15,35 +15,41 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from fspo_verl.keys import GROUP, OVERRIDES, RECORDS_DIR
+from fspo_verl.keys import OVERRIDES, RECORDS_DIR
 from fspo_verl.launch.view import Launch
 
 RECEIPT = "FSPO_VERL_RECEIPT"
 """The environment variable with the file."""
 
-STATES = PRINTED, COMPOSED, LAUNCHED, REFUSED = ("printed", "composed", "launched", "refused")
-"""How far a launch has come: its config was printed, or composed to train; it was launched; it was refused."""
+STATES = PRINTED, TAKEN, REFUSED = ("printed", "taken", "refused")
+"""The config of a launch was printed, or is to train what was asked for, or was refused."""
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Taken:
     """The part that a launch takes of the environment's request, as its config was composed."""
 
+    loss: str = ""
     added: Sequence[str] = ()
     left_out: Sequence[str] = ()
     rest: Sequence[str] = ()
     """The words that tell it from other launches, but for what was left out."""
 
-    is_said: bool = False
 
-    def say_once(self) -> None:
-        """Tell on stderr what is added and left out."""
-        if not self.is_said:
-            left_out = f"; left out {shlex.join(self.left_out)}" if self.left_out else ""
-            say(f"added {shlex.join(self.added) or 'nothing'}{left_out}")
-        self.is_said = True
+@dataclass(frozen=True, kw_only=True)
+class Receipt(Taken):
+    """What a launch has told of itself."""
+
+    id: str
+    state: str
+    pid: int
+    records: str | None = None
+    """Its folder of records."""
+
+    run: str = ""
+    """Its folder of checkpoints."""
 
 
 @dataclass
@@ -56,6 +62,9 @@ class Start:
     taken: Taken | None = None
     """None where Hydra has composed nothing that takes the request."""
 
+    is_told: bool = False
+    """Whether it was told on stderr what is taken."""
+
     places: set[str] = field(default_factory=set)
     """The functions that its main has called."""
 
@@ -64,38 +73,36 @@ class Start:
 
     id: str = field(default_factory=lambda: secrets.token_hex(8))
 
-    def note(self, state: str, config: DictConfig | None = None) -> None:
-        """Tell of this launch, if anybody has asked for one."""
-        if not os.environ.get(OVERRIDES):
+    def tell(self, state: str) -> None:
+        """Say once on stderr what is added and left out, and which earlier launch differs in what was left out alone.
+
+        Hydra has not set up logging yet, and whoever has forgotten the variable has to see it.
+        """
+        if self.taken is None or self.is_told:
             return
-        launch = None if config is None else Launch(config)
-        known = {} if launch is None else {"records": launch.get(RECORDS_DIR), "run": str(launch.checkpoints)}
-        taken = {name: getattr(self.taken, name) for name in ("added", "left_out", "rest") if self.taken}
-        line = json.dumps(dataclasses.asdict(Receipt(self.id, state, _loss_that_is_asked_for(), **known, **taken)))
+        self.is_told = True
+        left_out = f"; left out {shlex.join(self.taken.left_out)}" if self.taken.left_out else ""
+        lines = [f"added {shlex.join(self.taken.added) or 'nothing'}{left_out}"]
+        earlier = [one for one in receipts() if one.state == TAKEN and one.id != self.id]
+        for number, one in enumerate(earlier, 1):
+            if state == TAKEN and [*one.rest] == [*self.taken.rest] and [*one.left_out] != [*self.taken.left_out]:
+                lines.append(f"this is the same training as launch {number}: what they differ in was left out")
+        with contextlib.suppress(OSError):
+            for line in lines:
+                print(f"fspo_verl: {OVERRIDES}: {line}", file=sys.stderr, flush=True)
+
+    def note(self, state: str, config: DictConfig | None = None) -> None:
+        """Tell `run` of this launch, if it has asked for one."""
+        launch = Launch(OmegaConf.create() if config is None else config)
+        where = {"records": launch.get(RECORDS_DIR), "run": str(launch.checkpoints)}
+        receipt = Receipt(**vars(self.taken or Taken()), id=self.id, state=state, pid=os.getpid(), **where)
         with contextlib.suppress(OSError, KeyError):
             file = os.open(os.environ[RECEIPT], os.O_WRONLY | os.O_APPEND)
             try:
-                os.write(file, f"\n{line}\n".encode())  # the line before may have been cut off
+                # The line before may have been cut off.
+                os.write(file, f"\n{json.dumps(dataclasses.asdict(receipt))}\n".encode())
             finally:
                 os.close(file)
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """A line that a process writes about a launch."""
-
-    id: str
-    state: str
-    loss: str
-    records: str | None = None
-    """Its folder of records."""
-
-    run: str = ""
-    """Its folder of checkpoints."""
-
-    added: Sequence[str] = ()
-    left_out: Sequence[str] = ()
-    rest: Sequence[str] = ()
 
 
 def receipts(path: str | None = None, start: int = 0) -> list[Receipt]:
@@ -106,23 +113,5 @@ def receipts(path: str | None = None, start: int = 0) -> list[Receipt]:
         for line in file.read().decode(errors="replace").splitlines():
             with contextlib.suppress(ValueError, TypeError):
                 receipt = Receipt(**json.loads(line))
-                before = found.get(receipt.id, receipt)
-                if not receipt.rest:  # of a worker: the driver alone knows what was added
-                    receipt = dataclasses.replace(
-                        receipt, added=before.added, left_out=before.left_out, rest=before.rest
-                    )
                 found[receipt.id] = receipt
     return [*found.values()]
-
-
-def _loss_that_is_asked_for() -> str:
-    with contextlib.suppress(ValueError):
-        words = shlex.split(os.environ[OVERRIDES])
-        return next((word.partition("=")[2] for word in words if word.startswith(f"{GROUP}=")), "")
-    return ""
-
-
-def say(text: str) -> None:
-    """Tell on stderr: Hydra has not set up logging yet, and whoever has forgotten the variable has to see it."""
-    with contextlib.suppress(OSError):
-        print(f"fspo_verl: {OVERRIDES}: {text}", file=sys.stderr, flush=True)

@@ -6,23 +6,16 @@ Every launch of verl passes here, also those that have nothing to do with this p
 where they are asked.
 """
 
-import contextlib
 import dataclasses
 import functools
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl.findings import FIX, SEVERITIES, Finding
-from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
-from fspo_verl.launch import hydra_files
-
-TRACKER = "latest_checkpointed_iteration.txt"
-"""The file that names the step of the last checkpoint of a folder; verl's find_latest_ckpt_path reads it."""
+from fspo_verl.keys import ACTOR, POLICY_LOSS
 
 
 def finding(
@@ -38,7 +31,7 @@ def finding(
 
     Args:
         fix: words of advice, behind what ``remove`` and ``add`` say.
-        id: the name of the check that yields it, which :func:`fspo_verl.launch.checks.run` fills in.
+        id: its name for programs; :func:`fspo_verl.launch.checks.run` takes that of the check.
         remove, add: overrides of the launch, see :class:`fspo_verl.findings.Finding`.
     """
     removal, addition = f"remove {' '.join(remove)}", " ".join(map(_pasted, add))
@@ -54,38 +47,6 @@ def _pasted(override: str) -> str:
 
 
 error, warning, note = (functools.partial(finding, severity) for severity in SEVERITIES)
-
-Need = Literal["files", "config", "folders", "loss", "fspo", "baseline", "doctor"]
-
-
-class Check(NamedTuple):
-    """A check of a launch."""
-
-    find: Callable[["Launch"], Iterator[Finding]]
-    needs: Need
-    may_refuse: bool
-
-
-CHECKS: list[Check] = []
-"""All checks, in the order of their definitions."""
-
-
-def check(needs: Need, may_refuse: bool = False) -> Callable:
-    """Register a function from a :class:`Launch` to findings.
-
-    Args:
-        needs: ``files``: a launch that asks for a loss of this package, and the files that Hydra composed it from.
-            ``config``: a launch of such a loss, and nothing but its config. ``folders``: its folders as well.
-            ``loss``: its band, if it has one, has sound values. ``fspo``, ``baseline``: and its loss is fspo, or
-            another one that is observed. ``doctor``: any launch without an error, in the doctor.
-        may_refuse: it yields errors. Where it crashes the launch is refused, as it has not been judged.
-    """
-
-    def register(find: Callable[["Launch"], Iterator[Finding]]) -> Callable:
-        CHECKS.append(Check(find, needs, may_refuse))
-        return find
-
-    return register
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,11 +75,6 @@ class Launch:
     def actor(self) -> DictConfig:
         return self.get(ACTOR)
 
-    @cached_property
-    def choice(self) -> str | None:
-        """The option of this package's config group that was asked for, whatever was composed; None without one."""
-        return hydra_files.chosen(self.get(GROUP) is not None)
-
     @property
     def has_our_schema(self) -> bool:
         """Whether the policy loss is configured by a class of this package."""
@@ -128,11 +84,6 @@ class Launch:
     def is_ours(self) -> bool:
         """Whether a loss of this package trains, or one that it observes."""
         return self.has_our_schema or self.get(f"{POLICY_LOSS}.loss_mode") in ("fspo", "observed")
-
-    @property
-    def selects_ours(self) -> bool:
-        """Whether the launch asks for a loss of this package; nothing else is said of any other launch."""
-        return self.has_actor and (self.is_ours or self.choice is not None)
 
     @property
     def policy_loss(self) -> DictConfig:
@@ -200,17 +151,6 @@ class Launch:
         return precision in ("bf16", "bfloat16")
 
     @property
-    def has_reference(self) -> bool:
-        """Whether a reference policy is held against this one."""
-        return bool(self.actor.get("use_kl_loss") or self.get("algorithm.use_kl_in_reward"))
-
-    @property
-    def has_critic(self) -> bool:
-        """Whether values are learned, too."""
-        enabled = self.get("critic.enable")
-        return self.get("algorithm.adv_estimator") == "gae" if enabled is None else bool(enabled)
-
-    @property
     def moves_nothing(self) -> bool:
         """Whether each response is trained on by the policy that its log-ratio compares it with."""
         return self.optimizer_steps_per_rollout == 1 and not self.bypasses
@@ -220,20 +160,3 @@ class Launch:
         """The folder for checkpoints."""
         folder = self.get("trainer.default_local_dir")
         return Path(folder) if isinstance(folder, str) else None
-
-    @property
-    def resume_point(self) -> tuple[Path, int] | None:
-        """Folder of the checkpoints, and training step, from which a launch goes on; None if it starts anew.
-
-        verl starts anew where the checkpoint that the tracker names is gone.
-        """
-        folder, mode = self.checkpoints, self.get("trainer.resume_mode")
-        if folder is not None and mode == "auto":
-            with contextlib.suppress(OSError, ValueError):  # without a tracker, or with one on which verl itself fails
-                step = int((folder / TRACKER).read_text())
-                return (folder, step) if (folder / f"global_step_{step}").exists() else None
-        if mode == "resume_path":
-            checkpoint = Path(str(self.get("trainer.resume_from_path")))
-            name = re.fullmatch(r"global_step_(\d+)", checkpoint.name)
-            return checkpoint.parent, int(name[1]) if name else 0
-        return None

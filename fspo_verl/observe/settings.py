@@ -26,6 +26,33 @@ def clip_ratios(read: Callable[[str], Any]) -> dict[str, Any]:
     return sides | {"clip_ratio_c": read("clip_ratio_c")}
 
 
+# How verl's losses aggregate whatever ``loss_agg_mode`` says, read in its sources; tests/verl_contract calls them all.
+_GSPO_OBEYS = ("0.9.1",)  # 0.9.0 does not, nor does main of August 2026
+_AGGREGATION = {
+    "gspo": "seq-mean-token-mean",
+    "sapo": "seq-mean-token-mean",
+    "geo_mean": "the mean over the responses of a micro-batch",
+}
+
+
+def own_aggregation(loss: str, verl: str | None) -> str | None:
+    """The aggregation that a loss has of its own; None where it takes the one of ``loss_agg_mode``.
+
+    Args:
+        loss: verl's name of it.
+        verl: the version of verl.
+    """
+    return None if loss == "gspo" and verl in _GSPO_OBEYS else _AGGREGATION.get(loss)
+
+
+def aggregation_in_effect(loss: str, mode: str, verl: str | None) -> str:
+    """Name what aggregates, in words for a list of settings."""
+    own = own_aggregation(loss, verl)
+    if own is None or own == mode:
+        return f"loss_agg_mode={mode}"
+    return f"aggregation {own} ({loss} of verl {verl} ignores loss_agg_mode={mode})"
+
+
 @dataclass(frozen=True)
 class RunSettings:
     """The settings that a run trained with; all but the loss may be unknown."""

@@ -5,7 +5,7 @@
 Hydra imports every ``hydra_plugins.*`` module in every Hydra application, so this one imports only Hydra.
 """
 
-import importlib.util
+import importlib
 import logging
 import os
 import sys
@@ -28,22 +28,16 @@ class FSPOVerlSearchPathPlugin(SearchPathPlugin):
             is_asked or "verl" in sys.modules or any(_is_verl(element.path or "") for element in search_path.get_path())
         ):
             return
-        if importlib.util.find_spec("fspo_verl") is None:
-            logger.warning("%s is left of an fspo_verl that is gone, and does nothing: remove it", __file__)
-            return
-        from fspo_verl.launch import installation
-
-        if installation.left_out() is not None:
-            return
-        search_path.append(provider="fspo_verl", path="pkg://fspo_verl.configs")
         try:
-            from fspo_verl.launch import composition
+            from fspo_verl.launch import composition, installation
 
-            composition.begin_application()
-            if installation.too_old() is None:  # verl loads the plugin by itself where the package is installed
-                importlib.import_module("fspo_verl.plugin")
-        except Exception as error:
-            logger.warning("fspo_verl does not check this launch: %s: %s", type(error).__name__, error)
+            if installation.left_out() is None:
+                search_path.append(provider="fspo_verl", path="pkg://fspo_verl.configs")
+                composition.begin_application()
+                if installation.too_old() is None:  # verl loads the plugin by itself where the package is installed
+                    importlib.import_module("fspo_verl.plugin")
+        except Exception as error:  # as where this file is left of an fspo_verl that is gone
+            logger.warning("%s: fspo_verl does not check this launch: %s", __file__, error)
 
 
 def _is_verl(path: str) -> bool:

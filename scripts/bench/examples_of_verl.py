@@ -11,7 +11,6 @@ main of that checkout, which ends before Ray.
 """
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -78,9 +77,11 @@ def main() -> None:
         shutil.copytree(args.verl, copy, ignore=shutil.ignore_patterns(".git"))
         os.chdir(copy)
         sys.path.insert(0, str(copy))  # its verl comes before the installed one
-        outcomes = {name: outcome(command) for name, command in commands(copy, Path(folder)).items()}
+        outcomes = {}
+        for name, command in commands(copy, Path(folder)).items():
+            outcomes[name] = outcome(command)
+            print(f"{name}: {outcomes[name]}", flush=True)
         os.chdir("/")
-    print(json.dumps(outcomes, indent=1))
     for text, count in Counter(outcomes.values()).most_common():
         print(f"{count:3}  {text[:150]}")
 

@@ -222,7 +222,7 @@ def _found(module: str, *functions: str) -> Iterator[str]:
 def _severity(call: ast.Call) -> str | None:
     """Return the severity of the finding that a call makes."""
     of = {name: name for name in ("error", "warning", "note")}
-    of |= {"severity": "error or warning", "_here(launch)": "warning or note"}
+    of |= {"severity": "error or warning"}
     return of.get(ast.unparse(call.func))
 
 

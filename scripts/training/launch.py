@@ -19,7 +19,8 @@ import report
 from options import Failure
 
 from fspo_verl.launch import override
-from fspo_verl.launch.view import TRACKER
+
+TRACKER = "latest_checkpointed_iteration.txt"  # of a folder of checkpoints: verl names the last one there
 
 
 def stop_on_signals() -> None:

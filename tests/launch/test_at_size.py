@@ -31,7 +31,7 @@ SOUND = ["algorithm.policy_loss=fspo", "data.train_batch_size=1024", f"{ROLLOUT}
 
 @pytest.fixture(scope="module")
 def base():
-    """What the checks read of the config of a launch, without any of the settings in question; plain values."""
+    """Plain values of a launch's config that the checks read, without any of the settings in question."""
     config = composed(SOUND, OmegaConf.to_container)
     config["actor_rollout_ref"] = {key: config["actor_rollout_ref"][key] for key in ("actor", "rollout", "ref")}
     sections = ("actor_rollout_ref", "algorithm", "critic", "data", "trainer")
@@ -49,7 +49,7 @@ def launched(base, *overrides):
 
 
 def warned(config) -> dict:
-    found = checks.run(Launch(config), "config", "loss", "fspo")
+    found = checks.findings(config)
     assert not [one for one in found if one.severity == "error"]
     return {one.id: one for one in found if one.severity == "warning"}
 
@@ -124,7 +124,7 @@ def test_a_launch_in_dynamic_batches_is_warned_once_before_ray_and_one_in_equal_
 
 def test_the_launch_tells_the_ratios_of_all_three_edges(base):
     config = launched(base, *CUTS["equal"], "data.max_response_length=8192", f"{ROLLOUT}.response_length=8192")
-    (note,) = (one for one in checks.run(Launch(config), "fspo") if one.id == "band_in_effect")
+    (note,) = (one for one in checks.run(Launch(config), checks.band_in_effect) if one.id == "band_in_effect")
     assert note.sentence.endswith("0.0662 to 15.1, dual clip 3,450 at L=8192.")
 
 

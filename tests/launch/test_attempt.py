@@ -10,7 +10,7 @@ from composed import composed
 from omegaconf import OmegaConf
 
 from fspo_verl.keys import GROUP, OVERRIDES, RECORDS_DIR
-from fspo_verl.launch import attempt, hook
+from fspo_verl.launch import checks, hook
 from fspo_verl.launch.asked import problem as request_problem
 from fspo_verl.launch.view import Launch
 
@@ -71,18 +71,29 @@ def test_a_launch_without_records_or_without_a_loss_of_this_package_is_left_alon
 def test_a_second_run_into_the_folder_of_a_main_that_nobody_sees_is_told_at_the_logger(tmp_path, caplog):
     loss = {"_target_": "fspo_verl.config.FSPOPolicyLossConfig", "loss_mode": "fspo", "records_dir": str(tmp_path)}
     launch = Launch(OmegaConf.create({"actor_rollout_ref": {"actor": {"policy_loss": loss}}}))
-    assert not [*attempt.shared_folder(launch)]
+    assert not [*checks.shared_folder(launch)]
     (tmp_path / "step-000001-rank-0000.parquet").touch()
-    (found,) = attempt.shared_folder(launch)
+    (found,) = checks.shared_folder(launch)
     assert found.severity == "warning" and f"{tmp_path} holds records already" in found.sentence
     hook.at_the_logger(OmegaConf.to_container(launch.config))
     assert "holds records already" in caplog.text
 
 
+def test_a_second_training_that_the_logger_alone_sees_is_told_of_the_records_of_the_first(launched, caplog):
+    """A main that trains again while Ray is up hands its config to no function that is wrapped."""
+    config = launched()
+    for _ in range(2):
+        assert "holds records already" not in caplog.text
+        hook.at_the_logger(OmegaConf.to_container(config))
+        records_dir(config).mkdir(parents=True, exist_ok=True)
+        (records_dir(config) / "step-000001-rank-0000.parquet").touch()
+    assert f"{records_dir(config)} holds records already" in caplog.text
+
+
 @pytest.mark.parametrize("asked", ["records", "elsewhere"])
 def test_a_folder_that_the_environment_asks_for_holds_the_attempts(launched, tmp_path, monkeypatch, asked):
-    """What the trainer's logger sees of a launch is what was asked for, or the launch is refused there."""
+    """A launch whose config the trainer's logger sees is what was asked for, or is refused there."""
     config = launched()
     monkeypatch.setenv(OVERRIDES, f"{GROUP}=fspo {RECORDS_DIR}={tmp_path}/{asked}")
-    problem = request_problem(config, True)
+    problem = request_problem(config)
     assert (problem is None) == (asked == "records")

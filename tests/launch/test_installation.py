@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed: versions, planted changes of a verl that was never tested, and who is told."""
+"""The installation: versions, planted changes of a verl that was never tested, and who is told."""
 
 import logging
 import re

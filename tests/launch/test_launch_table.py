@@ -16,6 +16,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from fspo_verl.keys import ACTOR
 from fspo_verl.keys import POLICY_LOSS as LOSS
 from fspo_verl.launch import checks
+from fspo_verl.launch.asked import Refused
 
 FSPO, GSPO, GRPO = (f"algorithm.policy_loss={loss}" for loss in ("fspo", "gspo", "grpo"))
 OBSERVED = "+algorithm.policy_loss=observed"
@@ -77,7 +78,8 @@ TRAINS = {  # by what is selected
     "": IS_VANILLA,
     **dict.fromkeys(
         (
-            *(FSPO, f"+{FSPO}", "--config-name fspo_trainer", f"--config-name ppo_megatron_trainer {FSPO}"),
+            *(FSPO, f"+{FSPO}", f"++{FSPO}", "--config-name fspo_trainer", f"--config-name fspo_trainer +{FSPO}"),
+            f"--config-name ppo_megatron_trainer {FSPO}",
             *(f"model_engine=veomni {FSPO}", f"model_engine=torchtitan {FSPO}"),
             f"{FSPO} {LOSS}.loss_mode=fspo",  # which fails without the plugin
             f"{FSPO} {LOSS}.loss_mode=gspo {LOSS}.loss_mode=fspo",
@@ -129,34 +131,31 @@ WARNED = {  # checks that warn, and launches that train all the same
         f"{GRPO} {ACTOR}.loss_agg_mode=seq-mean-token-sum-norm",
     ),
     "one_step_per_rollout": (f"{FSPO} {ACTOR}.ppo_mini_batch_size=1024",),
-    "rollout_log_probs": (
+    "mismatch_of_engines": (
         f"{FSPO} {CORRECTION}.bypass_mode=true",
         f"{FSPO} {CORRECTION}.loss_type=reinforce {CORRECTION}.bypass_mode=true",
+        *(f"{GRPO} {ROLLOUT}.top_p=0.9", f"{FSPO} {ROLLOUT}.calculate_log_probs=false"),
     ),
-    "mismatch_of_engines": (f"{GRPO} {ROLLOUT}.top_p=0.9", f"{FSPO} {ROLLOUT}.calculate_log_probs=false"),
 }
 REFUSED = {  # check, or a part of Hydra's message, and what they refuse
-    "policy_loss": ("++algorithm.policy_loss=fspo",),
     "fspoo": ("algorithm.policy_loss=fspoo", "+algorithm.policy_loss=fspoo"),
     "FSPO": ("+algorithm.policy_loss=FSPO",),
     "Could not override": ("algorithm.policy_lost=fspo",),
-    "more than once": (f"--config-name fspo_trainer +{FSPO}",),
     "lost_selection": (
         *("+algorithm/policy_loss=fspo", "+policy_loss=fspo", "+policy_loss.loss_mode=fspo"),
         *("+algorithm.policy_lost=fspo", f"{GSPO} +algorithm.policy_lost=fspo"),
         *("+algorithm.policy_loss_mode=fspo", "+algorithm.policy-loss=fspo", "+actor_rollout_ref.policy_loss=fspo"),
         *("+algorithm.loss_mode=fspo", f"{LOSS}=fspo", "++algorithm={policy_loss:fspo}"),
-        "++algorithm={policy_loss:{loss_mode:fspo}}",
+        *("++algorithm={policy_loss:{loss_mode:fspo}}", "algorithm.adv_estimator=fspo"),
     ),
-    "no_loss_mode": (f"{FSPO} {LOSS}.loss_mode=null", f"{LOSS}.loss_mode=observed"),
-    "loss_as_advantages": ("algorithm.adv_estimator=fspo", f"{FSPO} algorithm.adv_estimator=gspo"),
     "misplaced_fields": tuple(
         f"{FSPO} +{field}"
         for field in ("algorithm.eps_low=0.1", f"{ACTOR}.eps_high=0.1", "algorithm.target_clip_rate=0.1")
     ),
-    "unknown_fields": (f"{FSPO} +{LOSS}.eps_hihg=0.1", f"{LOSS}.loss_mode=fspo +{LOSS}.eps_low=0.1"),
     "eps_hihg": (f"{FSPO} {LOSS}.eps_hihg=0.1",),
     "bad_values": (
+        *(f"{OBSERVED} {LOSS}.loss_mode=null", f"{LOSS}.loss_mode=observed"),
+        *(f"{FSPO} +{LOSS}.eps_hihg=0.1", f"{LOSS}.loss_mode=fspo +{LOSS}.eps_low=0.1"),
         f"+algorithm.policy_loss=fixed_band {LOSS}.eps=0.1",
         f"{FSPO} {LOSS}.target_clip_rate=10",
         f"+algorithm.policy_loss=no_clip {LOSS}.target_clip_rate=0.1",
@@ -167,7 +166,10 @@ REFUSED = {  # check, or a part of Hydra's message, and what they refuse
         f"--config-name ppo_megatron_trainer {FSPO} {LOSS}.target_clip_rate=0.1 "
         f"{ACTOR}.megatron.dynamic_context_parallel=true {ACTOR}.megatron.max_seqlen_per_dp_cp_rank=1024",
     ),
-    "overridden_group": (f"{FSPO} {LOSS}.loss_mode=gspo", f"{GSPO} {LOSS}.loss_mode=vanilla"),
+    "overridden_group": (
+        *(f"{FSPO} {LOSS}.loss_mode={name}" for name in ("gspo", "null")),
+        f"{GSPO} {LOSS}.loss_mode=vanilla",
+    ),
     "no_divisor": tuple(f"{FSPO} {ACTOR}.loss_scale_factor={factor}" for factor in ("0", "-1")),
     "Invalid loss_agg_mode": (f"{FSPO} {ACTOR}.loss_agg_mode=seq-mean",),
     "dropped_by_distillation": (f"{FSPO} {DISTIL.format('false')}",),
@@ -236,7 +238,7 @@ OWN_YAML = {  # what a user's own file does
         for args, value in ((MINE, "{policy_loss: fspo}"), (f"{MINE} {FSPO}", "{policy_loss: clipped}"))
     },
     "misspelt": Launch(MINE, "refused: fspoo", files=mine("ppo_trainer, algorithm.policy_loss: fspoo, _self_")),
-    "a band before an option of its own": Launch(
+    "a range before an option of its own": Launch(
         f"{MINE} --config-dir DIR +algorithm.policy_loss=tight",
         "refused: lost_to_group",
         files=mine("ppo_trainer, _self_", "{policy_loss: {eps_high: 0.005}}")
@@ -277,7 +279,10 @@ def examine(launch: Launch, folder: Path, model: Path) -> tuple[list, dict]:
             return found, {}
         return found, {**vars(omega_conf_to_dataclass(config.actor_rollout_ref.actor))}
 
-    return composed(arguments, look)
+    try:
+        return composed(arguments, look)
+    except Refused as refused:
+        return [refused.finding], {}
 
 
 def mend(wrong: list, launch: Launch, folder: Path, model: Path) -> None:

@@ -71,7 +71,7 @@ OTHERS = {  # overrides, or (overrides, config name, folder of configs below ver
 
 
 def _split(overrides: str) -> list[str]:
-    """At blanks, but for those within braces."""
+    """Words between blanks; blanks within braces part none."""
     words = []
     for word in overrides.split():
         if words and words[-1].count("{") > words[-1].count("}"):

@@ -34,7 +34,7 @@ SELECTIONS = [["algorithm.policy_loss=fspo"], ["+algorithm.policy_loss=gspo"], [
 
 @pytest.fixture
 def repository(tmp_path):
-    """Of a function that puts a verl of this version into a folder."""
+    """A function that makes a folder with a verl of a version."""
 
     def with_verl(version: str | None) -> Path:
         config = tmp_path / "verl" / "trainer" / "config"
@@ -79,7 +79,7 @@ def test_the_doctor_says_which_verl_it_found(repository):
 
 
 def test_what_is_left_of_an_uninstalled_package_says_so_in_a_line(monkeypatch, caplog):
-    monkeypatch.setattr(search_path.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "fspo_verl.launch", None)
     path = ConfigSearchPathImpl()
     path.append("main", "pkg://verl.trainer.config")
     search_path.FSPOVerlSearchPathPlugin().manipulate_search_path(path)

@@ -117,16 +117,22 @@ def test_a_launch_trains_what_is_asked_and_the_line_says_how(name, loss, launch,
     words, file = shlex.split(LAUNCHES[name]), name if name in FILES else "trainer"
     plain = task(launch("", words, file))
     config = launch(f"{GROUP}={loss}{MORE[loss]}", words, file)
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = (text for text in capsys.readouterr().err.splitlines() if text.startswith("fspo_verl: "))
     added, _, out = line.removeprefix(f"fspo_verl: {OVERRIDES}: added ").partition("; left out ")
     added, out = shlex.split(added), shlex.split(out)
     assert set(out) <= set(words)
-    by_hand = launch("", [*(word for word in words if word not in out), *added], file)
-    assert task(by_hand) == task(config) and [*by_hand.hydra.overrides.task] == [*config.hydra.overrides.task]
+    pasted = [*(word for word in words if word not in out), *added]
+    if name == "own_values" and loss != "observed":  # which the variable replaces, and nobody by hand without a word
+        with pytest.raises(asked.Refused, match="a config file sets"):
+            launch("", pasted, file)
+    else:
+        by_hand = launch("", pasted, file)
+        assert task(by_hand) == task(config) and [*by_hand.hydra.overrides.task] == [*config.hydra.overrides.task]
 
     final, more = task(config), dict(word.split("=") for word in MORE[loss].split())
     assert {key: str(final[key]) for key in more} == more
-    assert final[RECORDS_DIR].startswith(f"{Path.cwd()}/checkpoints/project/{final['trainer.experiment_name']}/")
+    records = OmegaConf.select(config, RECORDS_DIR)
+    assert records.startswith(f"{Path.cwd()}/checkpoints/project/{final['trainer.experiment_name']}/")
     changed = {key for key in plain.keys() | final.keys() if plain.get(key) != final.get(key)} - {RECORDS_DIR, *more}
     has_it = loss == plain[f"{POLICY_LOSS}.loss_mode"] and RECORDS_DIR in plain
     if has_it or (loss == "observed" and RECORDS_DIR in plain):
@@ -186,6 +192,13 @@ def test_records_lie_beside_the_checkpoints_unless_a_folder_is_named(launch):
     assert OmegaConf.select(config, RECORDS_DIR) == str(folder)
 
 
+def test_records_follow_the_checkpoints_that_a_main_moves(launch):
+    content = OmegaConf.to_container(launch(f"{GROUP}=fspo"))
+    content["trainer"]["experiment_name"] = "phase 2"
+    moved = Path.cwd() / "checkpoints/project/phase 2/fspo_records"
+    assert OmegaConf.select(OmegaConf.create(content), RECORDS_DIR) == str(moved)
+
+
 def test_a_folder_that_is_named_by_the_overrides_keeps_its_name(launch):
     overrides = [f"{ACTOR}.clip_ratio=0.1", "hydra.run.dir=out/${hydra.job.override_dirname}"]
     assert launch(f"{GROUP}=fspo", overrides).hydra.run.dir == f"out/{ACTOR}.clip_ratio=0.1"
@@ -223,7 +236,7 @@ VERL = "hydra: {searchpath: ['pkg://verl.trainer.config']}\ndefaults: [ppo_train
 
 
 def test_the_checks_of_a_launch_judge_what_it_trains_now(tmp_path, monkeypatch, caplog):
-    """Of verl's own config: a file with another loss's settings is a warning."""
+    """A file with another loss's settings is a warning, where verl's own config is composed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(OVERRIDES, f"{GROUP}=fspo")
     (tmp_path / "mine.yaml").write_text(f"{VERL}actor_rollout_ref: {{actor: {{loss_agg_mode: seq-mean-token-mean}}}}\n")
@@ -240,27 +253,27 @@ def test_the_checks_of_a_launch_judge_what_it_trains_now(tmp_path, monkeypatch, 
 def test_a_file_that_replaces_the_packaged_one_is_a_refusal_that_says_so(launch, configs):
     (configs / GROUP).mkdir()
     (configs / GROUP / "no_clip.yaml").write_text("{}\n")
-    with pytest.raises(HydraException, match=f"{OVERRIDES} asks for {GROUP}=no_clip.* is not in the config"):
+    with pytest.raises(HydraException, match=f"{OVERRIDES} asks for {GROUP}=no_clip.* files of yours set another one"):
         launch(f"{GROUP}=no_clip")
     shutil.rmtree(configs / GROUP)
 
 
 def test_a_key_of_the_users_with_the_name_of_the_group_does_not_hide_it(launch):
-    assert asked.problem(launch(f"{GROUP}=fspo", name="own_key"), True) is None
+    assert asked.problem(launch(f"{GROUP}=fspo", name="own_key")) is None
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
 
 # In place of a main of verl: what Hydra hands it is what is asked of `run`, and no second is spent on verl's import.
 MAIN = """
-import pathlib, sys
+import pathlib, sys, time
 import hydra
 from omegaconf import OmegaConf
 from fspo_verl.launch import hook, installation
 
 @hydra.main(config_path=sys.argv.pop(1), config_name="trainer", version_base=None)
 def main(config):
-    hook.check = hook._name_attempt = lambda config: None
+    hook.check = hook._name_attempt = lambda config, is_alone=False: None
     if installation.left_out() is None:  # as the plugin does
         name = config.trainer.experiment_name
         if name != "at the logger":
@@ -268,6 +281,10 @@ def main(config):
         if "logger" in name:  # which a worker of Ray builds
             hook._start = hook.Start()
             hook.at_the_logger(OmegaConf.to_container(config, resolve=True))
+    if config.trainer.experiment_name == "goes on":
+        pathlib.Path("began").touch()
+        while not pathlib.Path("stop").exists():
+            time.sleep(0.1)
     if config.trainer.experiment_name.startswith("records"):
         folder = pathlib.Path(config.actor_rollout_ref.actor.policy_loss.records_dir)
         folder.mkdir(parents=True)
@@ -372,11 +389,18 @@ def test_a_config_that_is_launched_again_is_another_launch(launch, monkeypatch, 
     config = launch(f"{GROUP}=fspo")
     for place in 2 * (hook.FIRST, "get_ppo_ray_runtime_env"):
         hook.begin(place, config)
-    assert [one.state for one in starts.receipts()] == [starts.LAUNCHED] * 2
+    assert [one.state for one in starts.receipts()] == [starts.TAKEN] * 2
     OmegaConf.update(config, f"{POLICY_LOSS}.loss_mode", "gspo")
     for place in ("get_ppo_ray_runtime_env", hook.FIRST, "get_ppo_ray_runtime_env"):
         with pytest.raises(ValueError, match=f"{OVERRIDES} asks for {GROUP}=fspo"):
             hook.begin(place, config)
+
+
+def test_a_training_that_the_script_leaves_in_the_background_is_said_to_go_on(command):
+    script = "train \"trainer.experiment_name='goes on'\" > log 2>&1 &\nuntil [ -e began ]; do sleep 0.1; done\n"
+    code, _, err = command(script)
+    Path("stop").touch()
+    assert code == 0 and "1 launch took fspo, and goes on in the background" in err and "ended" not in err
 
 
 def test_a_launch_that_is_refused_is_said_to_be(command):
@@ -466,7 +490,7 @@ def test_a_signal_to_run_is_one_to_the_command(number):
 
 
 def test_ctrl_c_reaches_the_command_once_and_its_end_is_told():
-    """On a terminal, whose keys go to the command and to `run` alike."""
+    """The keys of a terminal go to the command and to `run` alike."""
     script = """
 import os, signal, time
 count = []

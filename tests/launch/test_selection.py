@@ -13,13 +13,13 @@ import sys
 
 import pytest
 from composed import composed, mended
-from hydra.errors import ConfigCompositionException
+from hydra.errors import HydraException
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from fspo_verl.findings import Finding
 from fspo_verl.keys import ACTOR, GROUP, OVERRIDES, POLICY_LOSS
-from fspo_verl.launch import checks, selection
+from fspo_verl.launch import selection
 from fspo_verl.launch.asked import Refused
 from fspo_verl.launch.view import Launch
 
@@ -79,7 +79,7 @@ IDENTITY = ("_target_", "loss_mode", "length_bins", "eps")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """With the configs, and a group by whose choice an option of ours can be named."""
+    """A folder with the configs, and a group by whose choice an option of ours can be named."""
     folder = tmp_path_factory.mktemp("configs")
     for name, (text, _) in CONFIGS.items():
         (folder / f"{name}.yaml").write_text(text)
@@ -89,31 +89,30 @@ def folder(tmp_path_factory):
 
 
 def outcome(folder, name: str, overrides: list[str]) -> tuple[dict, Finding | None]:
-    """What of the composed policy loss tells losses apart, or the finding with which the launch is refused."""
+    """The values by which the composed policy loss is known, or the finding with which the launch is refused."""
 
     def look(config):
         launch = Launch(config)
-        found = [*selection.lost_selections(launch)] + (checks.run(launch, "files") if launch.selects_ours else [])
-        assert not any(finding.id == "hydra" for finding in found), found
-        errors = [finding for finding in found if finding.severity == "error"]
+        errors = [one for one in selection.lost_selections(launch) if one.severity == "error"]
         policy_loss = launch.get(POLICY_LOSS) or {}
         return ({key: policy_loss.get(key) for key in IDENTITY}, None) if not errors else ({}, errors[0])
 
     try:
         return composed(["--config-path", str(folder), "--config-name", name, *overrides, "+choice=no_clip"], look)
-    except ConfigCompositionException as refused:
-        assert GROUP in str(refused)
-        assume(name not in OWN_KEY or isinstance(refused, Refused))  # Hydra refuses what is typed of the user's own key
+    except Refused as refused:
         return {}, refused.finding
+    except HydraException:  # it refuses by itself what takes away an option or a key that is not there
+        assume(False)
 
 
 def asked(name: str, overrides: list[str]) -> str | None:
     """The option that the last of the overrides names, or else the config."""
     option = CONFIGS[name][1]
     selections = [text for text in overrides if text in SELECTIONS]
-    if name in OWN_KEY and not any(text.startswith("+") for text in selections):
-        # What has no plus is a value of the user's own key, and means the group only where it is fspo.
-        values = [NAMED.get(value, value) for value in (text.partition("=")[2] for text in selections)]
+    if name in OWN_KEY and not any("@" in text or re.match(r"\+[^+]", text) for text in selections):
+        # What has no package, and no plus or two, is a value of the user's own key, and means the group only where it is fspo.
+        typed = (text.partition("=")[2] for text in overrides if re.match(rf"(\+\+)?{GROUP}=", text))
+        values = [NAMED.get(value, value) for value in typed]
         return "fspo" if [option, *values][-1] == "fspo" else None
     if not selections and name != "elsewhere" and {f"~{GROUP}", f"~{GROUP}={option}"} & {*overrides}:
         return None
@@ -139,7 +138,8 @@ def asked(name: str, overrides: list[str]) -> str | None:
 def test_what_is_asked_for_trains_or_is_refused_with_a_fix_that_works(folder, monkeypatch, name, overrides):
     monkeypatch.setenv("LOSS", "gspo")
     is_one_fault = len(overrides) + (name not in ("stock", "selects")) <= 1
-    for _ in range(1 if is_one_fault else 4):
+    # Hydra's composition is judged before keys that select nothing: a remedy may bring the next fault to light.
+    for _ in range(1 if is_one_fault else 2 * len(overrides) + 2):
         trains, fix = outcome(folder, name, overrides)
         if not fix:
             break
@@ -191,7 +191,7 @@ with initialize_config_dir(folder, version_base=None):
 
 @pytest.mark.parametrize("asks", ["by the command line", "by the environment"])
 def test_what_hydra_shows_of_a_launch_is_what_it_composes(asks, folder, tmp_path):
-    """With each ``--info``, and with ``hydra.verbose=true``."""
+    """Each ``--info`` shows it, and ``hydra.verbose=true``."""
     words = [f"{GROUP}=fspo"]
     env = os.environ | ({} if asks == "by the command line" else {OVERRIDES: words[0]})
     command = [sys.executable, "-c", SHOWS, folder, tmp_path / "out", *(words if asks == "by the command line" else [])]

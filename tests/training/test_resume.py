@@ -15,12 +15,12 @@ from small_training import overrides as small_overrides
 from small_training import write_task
 from test_cluster import wait_for
 
-from fspo_verl.launch.view import TRACKER
 from fspo_verl.observe.attempts import attempts_below
 from fspo_verl.observe.records import read
 
 pytestmark = [pytest.mark.long, pytest.mark.trains]
 STEPS = 6
+TRACKER = "latest_checkpointed_iteration.txt"  # in which verl names the last checkpoint of a folder
 
 
 @pytest.fixture

@@ -11,17 +11,14 @@ import pytest
 import verl
 from omegaconf import OmegaConf
 from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
-from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import auto_set_device
-
-from fspo_verl.launch.view import TRACKER
 
 # Programs of verl that train no policy with a policy loss.
 OTHER_MAINS = {
     f"verl.trainer.{name}" for name in ("main_eval", "main_generation_server", "sft_trainer", "sft_trainer_ray")
 }
-# What checks, resume and doctor read.
+# What checks and doctor read.
 KEYS = {
     "actor_rollout_ref.actor": (
         *("policy_loss.loss_mode", "loss_agg_mode", "loss_scale_factor", "entropy_coeff"),
@@ -31,7 +28,7 @@ KEYS = {
     "actor_rollout_ref.rollout": ("name", "n"),
     "data": ("train_batch_size", "max_response_length"),
     "trainer": (
-        *("save_freq", "resume_mode", "resume_from_path", "default_local_dir"),
+        *("save_freq", "default_local_dir"),
         *("use_v1", "v1.trainer_mode", "v1.separate_async.parameter_sync_step"),
     ),
     "algorithm": ("adv_estimator", "rollout_correction.bypass_mode"),
@@ -74,13 +71,6 @@ def test_a_worker_without_the_package_builds_no_config(stock_config, monkeypatch
     monkeypatch.setitem(sys.modules, "fspo_verl", None)
     with pytest.raises(Exception, match=f"Error locating target '{actor.policy_loss._target_}'"):
         omega_conf_to_dataclass(actor)
-
-
-def test_a_resume_goes_by_the_tracker(tmp_path):
-    """Lost: a resume gets a new folder for its records."""
-    (tmp_path / TRACKER).write_text("7")
-    (tmp_path / "global_step_7").mkdir()
-    assert find_latest_ckpt_path(str(tmp_path)) == str(tmp_path / "global_step_7")
 
 
 def test_the_asynchronous_trainer_syncs_after_whole_mini_batches(modules):

@@ -17,7 +17,8 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 from fspo_verl import config, versions
-from fspo_verl.launch import aggregation, installation
+from fspo_verl.launch import installation
+from fspo_verl.observe.settings import own_aggregation
 
 
 def test_a_loss_is_called_with_whole_padded_responses_and_the_totals_of_the_mini_batch(monkeypatch):
@@ -80,7 +81,7 @@ def test_a_loss_obeys_the_aggregation_mode_unless_it_is_known_to_have_its_own(lo
     """Lost: a launch is told another aggregation than the one that trains."""
     modes = ("token-mean", "seq-mean-token-mean")
     tokens, responses = (gradient(loss, mode) for mode in modes)
-    own = aggregation.of_its_own(loss, versions.installed("verl"))
+    own = own_aggregation(loss, versions.installed("verl"))
     assert torch.allclose(tokens, responses) == (own is not None)
     # A mean over the tokens of a response, and then over responses, has the weight 1 / (n L) on each token.
     if own is not None:
