@@ -110,7 +110,7 @@ def asked(name: str, overrides: list[str]) -> str | None:
     option = CONFIGS[name][1]
     selections = [text for text in overrides if text in SELECTIONS]
     if name in OWN_KEY and not any("@" in text or re.match(r"\+[^+]", text) for text in selections):
-        # Such a word has no package, and no plus or two: a value of the own key, which means the group only as fspo.
+        # What has no package, and no plus or two, is a value of the user's own key. It means the group only as fspo.
         typed = (text.partition("=")[2] for text in overrides if re.match(rf"(\+\+)?{GROUP}=", text))
         values = [NAMED.get(value, value) for value in typed]
         return "fspo" if [option, *values][-1] == "fspo" else None
