@@ -121,7 +121,7 @@ class _ClippedLoss(torch.autograd.Function):
     Plain autograd gives the same numbers, but takes several times as long and keeps temporaries as large as the batch.
 
     A sequence has two weights −clip(w), one for its tokens with A_t > 0 and one for those with A_t < 0. Its loss is
-    Σ_t weight·A_t. The gradient with respect to ``log_prob[i, t]`` is weight·A_t, or 0 where the clip acts.
+    Σ_t weight·A_t. The gradient with respect to ``log_prob[i, t]`` is weight·A_t, or 0 where it is clipped.
     """
 
     @staticmethod

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A fitted band as the Hydra overrides that train it."""
+"""A fitted range as the Hydra overrides that train it."""
 
 import dataclasses
 import math
@@ -36,7 +36,7 @@ def band_overrides(band: Band, settings: RunSettings | None = None) -> dict[str,
 
 
 def loss_of(band: Band, settings: RunSettings | None) -> str:
-    """The loss that takes a band: fspo, or verl's gspo for a GSPO run that keeps its width."""
+    """The loss that trains a range: fspo, or verl's gspo for a GSPO run that keeps its shape."""
     is_gspo = settings is not None and settings.loss == "gspo" and band.form == Band(length_power=1.0).form
     return "gspo" if is_gspo else "fspo"
 

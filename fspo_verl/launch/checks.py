@@ -196,7 +196,7 @@ def range_of_tokens_for_gspo(launch: Launch) -> Iterator[Finding]:
     wide = {key: sides[key] for key in ("clip_ratio_low", "clip_ratio_high") if (sides[key] or 0) >= _TOKEN_RANGE}
     if wide:
         given = ", ".join(f"{ACTOR}.{key}={value}" for key, value in wide.items())
-        why = "GSPO clips the mean ratio of a response, which no response moves so far: the clip will never act"
+        why = "GSPO clips the mean ratio of a response, which no response moves so far: nothing will be clipped"
         fix = " sets its paper's range, 3e-4 and 4e-4"
         remove = [text for key in wide for text in overrides_that_decide(f"{ACTOR}.{key}")]
         yield warning(f"{given} with loss_mode=gspo", why, fix, remove=remove, add=[f"{GROUP}=gspo"])
@@ -232,7 +232,7 @@ def band_beyond_use(launch: Launch) -> Iterator[Finding]:
     usual = float(f"{usual / scale:.3g}") if usual < heaviest else rounded_down(heaviest / scale)
     values = (f"{POLICY_LOSS}.{key}={eps:g} is a log-ratio of {eps * scale:.3g}" for key, eps in far.items())
     why = (
-        f"the clip will never act on long responses: even where a token's log-ratio spreads by {_LARGEST_SIGMA}, that "
+        f"no long response will be clipped: even where a token's log-ratio spreads by {_LARGEST_SIGMA}, that "
         f"of a response spreads by {spread:.2g}"
     )
     if max(far.values()) * scale < reach:

@@ -44,7 +44,7 @@ def loss_columns(sequences: SequenceLoss) -> dict[str, Tensor]:
 def _clip_columns(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Columns ``[B]`` of the fspo loss, from those of :func:`loss_columns`; ``clipped_*`` are shares of tokens.
 
-    A clip takes the gradient of all tokens whose advantage has one sign: of the whole response where it is constant.
+    A clip removes the gradient of all tokens whose advantage has one sign: of the whole response where it is constant.
     """
     length, log_ratio = sums["length"], sums["log_ratio"]
     tokens = np.maximum(length, 1)

@@ -55,7 +55,7 @@ COLUMNS = {
 CLIP_COLUMNS = dict.fromkeys(clips.COLUMNS, pa.int32())
 """Numbers of tokens that single clips drop; records that an older version wrote lack those of newer clips."""
 EPS_COLUMNS = {name: pa.float64() for name in ("eps_low", "eps_high", "eps_dual")}
-"""The band in force when a response was trained on, of runs with ``target_clip_rate`` only; see :class:`Band`."""
+"""The range in force when a response was trained on, of runs with ``target_clip_rate`` only; see :class:`Band`."""
 _OPTIONAL = CLIP_COLUMNS | EPS_COLUMNS | dict.fromkeys(OPTIONAL, pa.float32())
 
 _TEXTS = [name for name, kind in COLUMNS.items() if pa.types.is_dictionary(kind)]  # numbers are smaller as they are

@@ -78,7 +78,7 @@ class RunSettings:
 
     @property
     def trained_band(self) -> Band | None:
-        """The band on S that trained; GSPO's range of the mean ratio is one. None for any other loss."""
+        """The range of S that trained; GSPO's range of the mean ratio is one. None for any other loss."""
         if self.loss == "gspo":
             low, high = self.clip_ratio_low, self.clip_ratio_high
             if low is None or high is None or low <= 0 or high <= 0:
