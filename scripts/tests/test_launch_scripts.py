@@ -194,7 +194,8 @@ def test_the_arguments_of_the_asynchronous_script_train(task, tmp_path):
     metrics = read_metrics([tmp_path / "run/metrics-1.jsonl"])
     assert list(metrics.index) == [0, 1, 2, 3]  # 0 is the validation before training
     assert (tmp_path / "run/checkpoints/global_step_3/actor").is_dir()
-    records = read(tmp_path / "run").table
+    recorded = read(tmp_path / "run")
+    records = recorded.table
     # At first trainer and rollout have the same weights; what is generated while the trainer moves on is older by that.
     disagreement = metrics["training/rollout_probs_diff_max"]
     assert disagreement[1] < 1e-5 and disagreement.max() < records.quadratic_variation.max() ** 0.5
@@ -203,7 +204,7 @@ def test_the_arguments_of_the_asynchronous_script_train(task, tmp_path):
     assert set(records.groupby("prompt", observed=True).size()) == {4} and records.prompt.nunique() == 3 * 8
     for step, of_step in records.groupby("step"):
         series = metrics.loc[step].filter(regex="^fspo/").dropna().to_dict()
-        expected = live_reference.series(of_step, LENGTH_BINS, MIN_COUNT)
+        expected = live_reference.series(of_step, recorded.settings, LENGTH_BINS, MIN_COUNT)
         assert series == pytest.approx({name: expected[name] for name in series}, rel=1e-6, abs=1e-12)
         assert "fspo/clip_rate/all" in series and len(series) <= 30
     # S_r of every response, by hand.

@@ -141,7 +141,7 @@ def test_series_equal_what_the_records_give_whatever_the_cut(cut, seed):
     mini_batches, rows, ends = cut
     records = a_step(seed, mini_batches * rows * len(ends), mini_batches)
     got = live.series(logged_by_verl(records, ends, mini_batches), min_count=1)
-    expected = live_reference.series(records[records.length > 0], BINS, min_count=1)
+    expected = live_reference.series(records[records.length > 0], None, BINS, min_count=1)
     assert got == pytest.approx({name: expected[name] for name in got}, rel=1e-6, abs=1e-9)
     assert {name for name in expected.keys() - got.keys() if "step_responses" not in name} == set()
 
@@ -161,7 +161,7 @@ def test_updates_of_unequal_size_are_weighted_by_the_trainer_v1(sizes, seed):
     records = a_step(seed, sum(sizes))
     records["mini_batch"] = np.repeat(np.arange(len(sizes)), sizes)
     got = aggregated(V1Aggregator(), records, sizes)
-    expected = live_reference.series(records[records.length > 0], BINS, min_count=1)
+    expected = live_reference.series(records[records.length > 0], None, BINS, min_count=1)
     assert got == pytest.approx({name: expected[name] for name in got}, rel=1e-6, abs=1e-9)
 
 
@@ -199,7 +199,7 @@ def test_a_run_of_several_steps_is_told_by_their_log_as_by_all_of_its_responses(
     logged = [live.series(logged_by_verl(step, [[]], 2)) for step in steps]
     got = live.of_log(live.over_steps(logged))
     together = pd.concat(steps, ignore_index=True)
-    expected = live_reference.series(together[together.length > 0], BINS)
+    expected = live_reference.series(together[together.length > 0], None, BINS)
     of_all = {name.removeprefix("fspo/"): value for name, value in expected.items()}
     for name in got.keys() - {"lre", "ess"}:
         assert got[name] == pytest.approx(of_all[name], rel=0.01 if name in ("moved_sigma",) else 1e-9, abs=1e-12), name
