@@ -19,7 +19,7 @@ from fspo_verl.band import DUAL, Band
 from fspo_verl.clips import BandClip, standardized, upper_quantile
 from fspo_verl.keys import ACTOR
 
-WIDTHS = ROOT, FIXED, POWER = ("sqrt(length)", "a fixed width", "a fitted power")
+WIDTHS = ROOT, FIXED, POWER = ("sqrt(length)", "fixed", "a fitted power")
 """Shapes that the width of a range may follow, those with fewer numbers to fit first."""
 _DUAL_SHARE = 0.1  # of the target: how many of the responses with A < 0 the dual clip may clip before it is widened
 
