@@ -318,7 +318,7 @@ def findings(config: DictConfig) -> list[Finding]:
 
 
 def of_the_config_alone(config: DictConfig) -> list[Finding]:
-    """What the logger of a trainer can tell of a launch of ours: its errors, and records of another training."""
+    """Return what a trainer's logger can know of a launch of ours: its errors, and records of another training."""
     launch = Launch(config)
     errors = [one for one in run(launch, *REFUSING) if one.severity == ERROR and one.id != _CRASHED]
     return [*selection.lost_selections(launch), *errors, *run(launch, *AT_THE_LOGGER)]

@@ -77,7 +77,7 @@ def unregistered_loss(launch: Launch) -> Iterator[Finding]:
 
 
 def lost_of_the_group(config: DictConfig, compose: Callable[[list[str]], DictConfig]) -> Iterator[Finding]:
-    """What comes in the way of an option of the group in a config as Hydra has composed it, with its ``hydra`` section.
+    """Find what comes in the way of an option of the group in a config that Hydra composed, with its ``hydra`` section.
 
     Args:
         compose: Hydra's composition of a list of overrides.

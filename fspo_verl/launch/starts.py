@@ -40,7 +40,7 @@ class Taken:
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt(Taken):
-    """What a launch has told of itself."""
+    """The receipt of a launch: what it has told of itself."""
 
     id: str
     state: str

@@ -116,7 +116,7 @@ def test_a_width_that_cannot_be_fitted_says_why(records, reason):
 
 @given(seed=st.integers(0, 10_000), responses=st.integers(2, 40))
 def test_of_few_responses_the_dual_clip_takes_no_more_than_its_share(seed, responses):
-    """Also where that is less than one response."""
+    """The share holds also where it is less than one response."""
     rng, target = np.random.default_rng(seed), 0.5 / responses
     advantage = np.repeat([1.0, -1.0], responses)
     records = frame(rng.integers(5, 50, 2 * responses), rng.normal(0.1, 0.2, 2 * responses), 0.01, advantage)
