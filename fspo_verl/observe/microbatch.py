@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,7 +58,7 @@ class MicroBatch:
     from_rollout: bool  # the old log-probs are the rollout engine's (verl's bypass mode)
     limits: Limits | None  # None where they are not known
 
-    @property
+    @cached_property
     def prompts(self) -> list[str]:
         """An id per row, which the responses to one prompt share; empty where verl names none."""
         return list(_get(self.data, "uid") or [])
