@@ -194,7 +194,7 @@ def slopes_of_steps(records: pd.DataFrame) -> pd.DataFrame:
 
 
 class _Fit(NamedTuple):
-    """Return the expectation of a line or a parabola, given the totals of the strata."""
+    """The expectation of a line or a parabola, given the totals of the strata."""
 
     expected: np.ndarray  # outcome ``[rows]``
     excess: np.ndarray  # of the outcome over it

@@ -126,7 +126,10 @@ def _shapes(own: Band | None, rate: float) -> dict[str, _Shape]:
     """The shapes to try: that of the run, and those that it does not have."""
     # Where the run has no dual clip, none gets one.
     plain = Band() if own is None or math.isfinite(own.dual) else Band(eps_dual=math.inf)
-    of_power = lambda power: dataclasses.replace(plain, length_power=power)  # noqa: E731
+
+    def of_power(power: float) -> Band:
+        return dataclasses.replace(plain, length_power=power)
+
     shapes: dict[str, _Shape] = {
         fit.ROOT: lambda _: of_power(0.5),
         fit.FIXED: lambda _: of_power(0.0),
