@@ -168,8 +168,8 @@ class Controller:
                 self._once.warn(
                     "still",
                     "target_clip_rate=%g has not moved eps in %d updates: eps moves where a trainer calls verl's "
-                    "ActorRolloutRefWorker.update_weights, and this one has not. Set target_clip_rate=null, or have it "
-                    "call that after each training step.",
+                    "ActorRolloutRefWorker.update_weights, and this one has not since. If its training steps have as "
+                    "many updates, eps moves at their end; if it never calls that, set target_clip_rate=null.",
                     *(self.target, MOST_UPDATES),
                 )
         finally:

@@ -209,7 +209,7 @@ def test_a_trainer_that_never_sends_weights_is_said_once_to_leave_eps_as_it_is(c
         synced.end_step()
     assert follows.eps == BAND != synced.eps
     (said,) = (text for text in caplog.messages if "update_weights" in text)
-    assert f"has not moved eps in {MOST_UPDATES} updates" in said and "Set target_clip_rate=null" in said
+    assert f"has not moved eps in {MOST_UPDATES} updates" in said and "set target_clip_rate=null" in said
 
 
 def test_a_trainer_that_would_never_move_eps_is_refused():

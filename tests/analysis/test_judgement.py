@@ -112,6 +112,17 @@ def test_a_clip_of_tokens_is_compared_only_where_it_has_the_rate_of_the_others(s
     assert (widths.OWN in compared_with.untried) == (share != 0.1) and len(compared_with.others) >= 2
 
 
+def test_ranges_that_are_uneven_alike_are_rarely_told_apart():
+    records, rng, rare = simulated(steps=15), np.random.default_rng(0), 0.01
+    measure, share = widths._Measure(records), 0.2 * records.length.rank(pct=True)
+
+    def clips_longer_ones():
+        return measure.of("", None, (rng.random(len(records)) < share).to_numpy(np.float64))
+
+    drawn = [widths._best(clips_longer_ones(), {"": clips_longer_ones()}, measure, rare)[0] for _ in range(150)]
+    assert sum(one is not None for one in drawn) <= binom.ppf(0.999, len(drawn), rare)
+
+
 def test_a_range_is_taken_only_if_it_is_more_even_all_over_the_run():
     records = simulated(own=1.0, steps=20)
     assert judged(records).verdict is Verdict.BETTER
