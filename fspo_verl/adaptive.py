@@ -24,7 +24,7 @@ from statistics import NormalDist
 import numpy as np
 import torch
 
-from fspo_verl.band import DUAL, Band, is_positive, require
+from fspo_verl.band import Band, is_positive, require
 from fspo_verl.output import Once, write_whole
 
 logger = logging.getLogger("fspo_verl")
@@ -74,7 +74,7 @@ class AdaptiveBand(Band):
     """Share of the responses with an advantage to be clipped, for example 0.1; null keeps eps as it is set.
     A run starts from eps_low and eps_high. After each training step each side moves towards the target, by a factor of
     at most 1.65: the upper side by the responses with A > 0, the lower one by those with A < 0, dual clips included;
-    see docs/measure.md. Unless eps_dual is set, the dual clip is at three times the wider side.
+    see docs/measure.md. Unless eps_dual is set, the dual clip moves with the upper side.
 
     Source: this project; the authors' clip rates are not known."""
 
@@ -124,8 +124,7 @@ class Controller:
     @property
     def band(self) -> Band:
         """The range in force."""
-        dual = DUAL * max(self.eps.values()) if self._dual is None else self._dual
-        return replace(self._form, eps=None, eps_low=self.eps["eps_low"], eps_high=self.eps["eps_high"], eps_dual=dual)
+        return replace(self._form, eps=None, eps_low=self.eps["eps_low"], eps_high=self.eps["eps_high"])
 
     def count(self, columns: Mapping[str, np.ndarray]) -> None:
         """Count the responses of one micro-batch, ``[B]`` columns of :mod:`fspo_verl.observe.columns`.

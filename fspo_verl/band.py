@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 NORMALIZATIONS = ("plain", "drift_corrected")
-DUAL = 3  # the default dual clip, in units of the upper half-width
 
 
 def _is_number(value) -> bool:
@@ -77,14 +76,14 @@ class Band:
     Source: as eps_low."""
 
     eps_dual: float | None = None
-    """Dual clip: a sequence with A < 0 and S > c + eps_dual·s contributes no gradient. Null takes three times the upper
+    """Dual clip: a sequence with A < 0 and S > c + eps_dual·s contributes no gradient. Null takes the upper
     half-width; ``inf`` turns it off.
 
     It is an edge in log space like the other two, because a fixed ratio bound such as verl's ``clip_ratio_c`` falls
     inside the range at long lengths.
 
     Source: listed in the paper's configuration table (public reviews); its form and value are not known, ours are
-    derived here."""
+    derived here. On the upper edge: CTPO, as for eps; see scripts/studies/ten_percent."""
 
     length_power: float = 0.5
     """p in s = L^p: 0.5 is FSPO, 0 a fixed range of S, 1 a range of the per-token mean S/L (GSPO's shape).
@@ -108,7 +107,7 @@ class Band:
         for name, eps in sides.items():
             require(eps is None or is_positive(eps), self, name, "null (takes eps) or a positive number")
         allowed = (
-            "null (three times the upper half-width), inf (no dual clip) or a number of at least the upper half-width "
+            "null (the upper half-width), inf (no dual clip) or a number of at least the upper half-width "
             f"{self.high:g}, as a dual clip inside the range would undo it"
         )
         dual = self.eps_dual
@@ -131,7 +130,7 @@ class Band:
     @property
     def dual(self) -> float:
         """Distance of the dual clip from the centre that is in effect, in units of s; inf where it is off."""
-        return DUAL * self.high if self.eps_dual is None else self.eps_dual
+        return self.high if self.eps_dual is None else self.eps_dual
 
     def _half_width(self, side: float | None) -> float:
         width = self.eps if side is None else side

@@ -14,7 +14,7 @@ AGG_MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-su
 def edges(log_ratios, band):
     """Band edges (low, high, dual) of one sequence, from its token log-ratios; ``band`` holds the fields as set."""
     low, high = (band["eps"] if band[side] is None else band[side] for side in ("eps_low", "eps_high"))
-    dual = 3 * high if band["eps_dual"] is None else band["eps_dual"]
+    dual = high if band["eps_dual"] is None else band["eps_dual"]
     length = max(len(log_ratios), 1)
     q = sum(d * d for d in log_ratios)
     scale = length ** band["length_power"]

@@ -21,7 +21,7 @@ from fspo_verl.observe.records import CLIP_COLUMNS, COLUMNS
 
 RANGES = {
     "fspo": {
-        "band": {"eps_low": 0.03, "eps_high": 0.03, "eps_dual": 0.09},
+        "band": {"eps_low": 0.03, "eps_high": 0.03, "eps_dual": 0.03},
         "clip_ratio_low": 0.2,
         "clip_ratio_high": 0.2,
     },

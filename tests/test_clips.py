@@ -66,8 +66,8 @@ def beyond(low, high, dual=math.inf, power=0.0, drift=0.0):
 
 
 DEFINITIONS = {
-    "fspo": beyond(0.03, 0.03, 0.09, 0.5),
-    "fspo_drift_corrected": beyond(0.03, 0.03, 0.09, 0.5, 0.5),
+    "fspo": beyond(0.03, 0.03, 0.03, 0.5),
+    "fspo_drift_corrected": beyond(0.03, 0.03, 0.03, 0.5, 0.5),
     "fixed_band": beyond(-math.log(0.8), math.log(1.2)),
 }
 

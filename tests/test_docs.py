@@ -179,8 +179,9 @@ def test_the_page_of_answers_has_the_numbers_of_its_commands():
     assert len(rows) == 4 and heads
     for sigma, loss, rates in rows:
         band = CLIPS[loss.lower()].band
-        beyond = [[side * band.scale_at(n) / (float(sigma) * n**0.5) for side in (band.low, band.high)] for n in heads]
-        shares = [1 - sum(map(NormalDist().cdf, both)) / 2 for both in beyond]
+        edges = band.low, band.high, band.dual  # one for A > 0, and two for A < 0
+        laws = [(n, NormalDist(0, float(sigma) * n**0.5)) for n in heads]
+        shares = [sum(1 - law.cdf(edge * band.scale_at(n)) for edge in edges) / 2 for n, law in laws]
         assert rates.split(" | ") == [f"{share:.2%}" if share < 0.01 else percent(share) for share in shares]
 
 

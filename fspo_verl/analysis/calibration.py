@@ -35,7 +35,7 @@ from fspo_verl.analysis.length_effect import MIN_STEPS
 from fspo_verl.analysis.metric_facts import LEARN_MORE
 from fspo_verl.analysis.overrides import band_overrides, to_know
 from fspo_verl.analysis.runs import Run, read_run
-from fspo_verl.band import DUAL, Band
+from fspo_verl.band import Band
 from fspo_verl.findings import FIX, NOTE, RECORD, TAKE, WARNING, Finding
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.output import percent
@@ -142,10 +142,10 @@ def _notes(records: pd.DataFrame, band: Band, target: float) -> Iterator[Finding
         said = "All records are of one step: eps and clip rate hold for its update, and another may move otherwise."
         yield Finding("one step", NOTE, said, "", 1.0)
     yield from _last_steps(records, band, target)
-    if DUAL * band.high * 1.01 < band.dual < math.inf:
+    if band.high * 1.01 < band.dual < math.inf:
         said = (
-            "Responses with A < 0 move far upwards here. eps_dual is more than three times eps_high, so that beyond it "
-            "lies at most a tenth of the target."
+            "Many responses with A < 0 move upwards here. eps_dual is wider than eps_high, so that beyond it lies at "
+            "most a tenth of the target."
         )
         yield Finding("dual clip", NOTE, said, "", band.dual)
 

@@ -15,7 +15,7 @@ import pandas as pd
 from fspo_verl.analysis import clip_rates
 from fspo_verl.analysis.clip_rates import prompts_of, strata_of
 from fspo_verl.analysis.length_effect import MIN_PROMPTS
-from fspo_verl.band import DUAL, Band
+from fspo_verl.band import Band
 from fspo_verl.clips import BandClip, standardized, upper_quantile
 from fspo_verl.keys import ACTOR
 
@@ -34,8 +34,8 @@ class Unreachable(ValueError):
 def with_eps(records: pd.DataFrame, band: Band, target: float) -> Band:
     """The range with the smallest eps, in four digits, that clip the share ``target`` of the responses of each side.
 
-    The dual clip clips responses with A < 0, and counts for their side. It is three times as wide as the upper side, or
-    wider: beyond it lies at most a tenth of the target. A range without a dual clip gets none.
+    The dual clip clips responses with A < 0, and counts for their side. It lies on the upper edge, or
+    above: beyond it lies at most a tenth of the target. A range without a dual clip gets none.
 
     Raises:
         Unreachable: fewer than that lie on one side of the centre, or there are none with one sign of the advantage.
@@ -46,10 +46,10 @@ def with_eps(records: pd.DataFrame, band: Band, target: float) -> Band:
         raise Unreachable(f"no response has an advantage {'<' if len(better) else '>'} 0")
     high = digits(_end(records, "upper", better, target, target))
     beyond = digits(1.001 * upper_quantile(worse, _DUAL_SHARE * target))  # not rounded down, or more would lie beyond
-    dual = math.inf if math.isinf(band.dual) else max(DUAL * high, beyond)
+    dual = math.inf if math.isinf(band.dual) else max(high, beyond)
     below = target - float(np.mean(worse > dual))
     low = digits(_end(records, "lower", -worse, below, target))
-    eps_dual = None if dual == DUAL * high else dual
+    eps_dual = None if dual == high else dual
     return dataclasses.replace(band, eps=None, eps_low=low, eps_high=high, eps_dual=eps_dual)
 
 

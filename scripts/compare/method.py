@@ -15,7 +15,6 @@ import pandas as pd
 
 MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 LARGEST = 20.0  # an exponent that is larger is cut, by verl and by fspo_verl
-DUAL = 3  # of the upper half-width, where no dual clip is set
 
 
 @dataclass(frozen=True)
@@ -115,5 +114,5 @@ def asked(loss: str, mode: str, config: Mapping) -> Method | None:
     if loss != "fspo" or config["target_clip_rate"] is not None:
         return None
     low, high = (config["eps"] if config[side] is None else config[side] for side in ("eps_low", "eps_high"))
-    dual = DUAL * high if config["eps_dual"] is None else config["eps_dual"]
+    dual = high if config["eps_dual"] is None else config["eps_dual"]
     return Method(low, high, dual, config["length_power"], "S", config["normalization"] != "plain", mode)

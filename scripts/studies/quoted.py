@@ -29,6 +29,7 @@ from learning_rates import MEAN, at, chosen_again, contrasts  # noqa: E402
 from fspo_verl.output import percent  # noqa: E402
 
 README, RESULTS, HEALTHY = "README.md", "docs/results.md", "docs/healthy.md"
+LEARNING_RATES = "scripts/studies/learning_rates/README.md"
 Quotes = Iterator[tuple[str, str]]  # a page, and what stands there
 
 
@@ -69,9 +70,8 @@ def k_within(trial: dict, clip: str, half: int) -> float:
 
 def comparisons() -> Quotes:
     """Six losses on the quickstart's task."""
-    files = (HERE / f"comparison/{name}.json" for name in ("4_steps", "16_steps", "solvable"))
-    four, sixteen, solvable = (json.loads(file.read_text()) for file in files)
-    for label, found in {"quickstart, 4 steps": four, "quickstart, 16": sixteen, "solvable": solvable}.items():
+    four, sixteen = (json.loads((HERE / f"comparison/{name}.json").read_text()) for name in ("4_steps", "16_steps"))
+    for label, found in {"quickstart, 4 steps": four, "quickstart, 16": sixteen}.items():
         trials = [trial for trial in found["trials"] if trial["loss"] == "no_clip"]
         halves = [
             " → ".join(f"{np.mean([k_within(trial, clip, half) for trial in trials]):+.2f}" for half in (0, 1))
@@ -117,14 +117,19 @@ def rates_of_learning() -> Quotes:
     """Laboratory: three tasks, six learning rates."""
     labels = {("fresh", 0.3, MEAN): "laboratory, 30%", ("fresh", 0.3, 8): "its 8 tokens"}
     labels |= {("fresh", 0.3, 512): "its 512 tokens", ("fresh", 0.1, MEAN): "laboratory, 10%"}
-    labels |= {("many", 0.3, MEAN): "24 passes, 30%", ("many", 0.1, MEAN): "24 passes, 10%"}
-    for key, label in labels.items():
+
+    def less_others(*key) -> tuple[pd.DataFrame, list[str]]:
         less = -chosen_again(*key)[["mean", "upper", "lower"]]
-        linear, fixed, none = (said(less.loc[arm].to_numpy()) for arm in ("linear", "fixed", "none"))
+        return less, [said(less.loc[arm].to_numpy()) for arm in ("linear", "fixed", "none")]
+
+    for key, label in labels.items():
+        less, (linear, fixed, none) = less_others(*key)
         planned = key[:2] == ("fresh", 0.3)
         yield RESULTS, row(label, *([f"**{linear}**", f"**{fixed}**"] if planned else [linear, fixed]), none)
         if key == ("fresh", 0.3, MEAN):
             largest = less["mean"].loc[["linear", "fixed"]].abs().max()
+    for rate in (0.3, 0.1):
+        yield LEARNING_RATES, "{}, {} and {}".format(*less_others("many", rate, MEAN)[1])
     yield RESULTS, f"took {learning_rates.clip_rates()['all']['fresh', 'fixed', 0.3, 0.0032]:.1%} at its best rate"
     lowest = learning_rates.LOWEST["fresh"]
     best, slow, fast = (at("fresh", "sqrt", 0.3, factor * lowest)[MEAN].mean() for factor in (16, 4, 32))
@@ -159,11 +164,14 @@ def stability_of_training() -> Quotes:
 
 
 def at_ten_percent() -> Quotes:
-    """Small transformers at 10%, each arm at its best learning rate."""
-    edge = ten_percent.compared("fresh").loc[ten_percent.EDGE]
-    takes = ten_percent.by_run().dual.loc[("fresh", ten_percent.EDGE, edge.rate)].mean()
-    less = said(edge[["mean", "lower", "upper"]].to_numpy())
-    yield RESULTS, f"on the edge less at three times it {less}; it takes {takes:.2%} of the responses"
+    """Small transformers at 10%, the worse task of each run."""
+    edge = {}
+    for rollouts, label in {"fresh": "8 and 128 tokens, 10%", "stale": "that, two steps old"}.items():
+        table = ten_percent.compared(rollouts)
+        less = -table[["mean", "upper", "lower"]]
+        yield RESULTS, row(label, *(f"**{said(less.loc[arm].to_numpy())}**" for arm in ("L", "fixed", "none")))
+        edge[rollouts] = said(table.loc[ten_percent.EDGE, ["mean", "lower", "upper"]].to_numpy())
+    yield RESULTS, f"on the upper edge less at three times it: {edge['fresh']}, two steps old {edge['stale']}"
 
 
 def gradient_check() -> Quotes:
@@ -198,7 +206,7 @@ def through_verl() -> Quotes:
     yield RESULTS, f"Every task is above 0.8 after {order} steps"
 
 
-LABORATORY = (rates_of_learning, stability_of_training, gradient_check)
+LABORATORY = (rates_of_learning, stability_of_training, at_ten_percent, gradient_check)
 PARTS = (pictures, *LABORATORY, comparisons, law_of_s, through_verl)
 
 

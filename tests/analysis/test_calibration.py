@@ -220,7 +220,7 @@ def test_the_band_to_take_clips_what_is_said_with_its_dual_clip_and_turns_none_o
     score, better, worse = records.log_ratio / np.sqrt(records.length), records.advantage > 0, records.advantage < 0
     sides = (score > trains.high)[better].mean(), ((score < -trains.low) | (score > trains.dual))[worse].mean()
     assert sides == pytest.approx((target, target), abs=2e-3)
-    assert (wide.id == "dual clip") == (3.03 * trains.high < trains.dual < math.inf)
+    assert (wide.id == "dual clip") == (1.01 * trains.high < trains.dual < math.inf)
     # An eps has four digits, which may take one response more.
     assert (score > trains.dual)[worse].sum() <= 0.1 * target * worse.sum() + 1
     assert "clip {} of the better and {} of the worse".format(*map(percent, sides)) in found.sentence

@@ -125,7 +125,7 @@ def test_a_launch_in_dynamic_batches_is_warned_once_before_ray_and_one_in_equal_
 def test_the_launch_tells_the_ratios_of_all_three_edges(base):
     config = launched(base, *CUTS["equal"], "data.max_response_length=8192", f"{ROLLOUT}.response_length=8192")
     (note,) = (one for one in checks.run(Launch(config), checks.band_in_effect) if one.id == "band_in_effect")
-    assert note.sentence.endswith("0.0662 to 15.1, dual clip 3,450 at L=8192.")
+    assert note.sentence.endswith("0.0662 to 15.1, dual clip 15.1 at L=8192.")
 
 
 @pytest.mark.parametrize(("loss", "aggregation"), [("sapo", "seq-mean-token-mean"), ("geo_mean", "the mean over the")])

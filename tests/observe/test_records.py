@@ -88,7 +88,7 @@ def test_metrics_equal_what_the_records_give(counted_ppo_loss, tmp_path, schema,
     assert (settings.loss, settings.clip_ratio_low) == (loss, 3e-4)
     assert settings.versions["verl"] == verl.__version__ and not settings.old_log_probs_from_rollout
     if loss == "fspo":
-        assert (settings.band.low, settings.band.high, settings.band.dual) == (0.05, 0.04, 0.12)
+        assert (settings.band.low, settings.band.high, settings.band.dual) == (0.05, 0.04, 0.04)
     together, alone = live.of_log(live.over_steps(logged)), live.of_log(judgement.series(records, settings))
     assert {"clip_rate/all", "noise_sigma", "moved_sigma", "step_responses/unmoved", "ess"} <= together.keys()
     assert ("noise_outside" in together) == (loss == "fspo")

@@ -202,7 +202,7 @@ def test_everything_that_can_go_wrong_at_once(tmp_path, monkeypatch):
     shown, facts = Page(files["report.html"].decode()), json.loads(files["report.json"])
     said = {one["run"]: one["findings"] for one in facts["runs"]}
     assert {run: (one["id"], one["action"]) for run, (one, *_) in said.items()} == {
-        "incomplete": ("even", "record"),
+        "incomplete": ("length", "record"),
         "only metrics <b>&": ("unknown", "record"),
         "kept all": ("level", "take"),
         "clipped all": ("level", "take"),

@@ -30,7 +30,7 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from walks import RESPONSES, Policies, Rollout
 
-from fspo_verl.band import DUAL, Edges
+from fspo_verl.band import Edges
 from fspo_verl.loss import fspo_loss
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -40,6 +40,7 @@ PROMPTS = 2  # of each task in an update
 GRADIENT_NORM = 1.0  # verl's clip_grad
 UNIT = 64  # tokens: where a width is 1
 RECORDED = 10  # rollouts that a power is fitted to
+DUAL = 3  # of the wider side: the dual clip of an arm at a rate that sets none
 
 
 class Arm(NamedTuple):

@@ -80,7 +80,8 @@ def clipped(records: pd.DataFrame, width: str) -> np.ndarray:
     first, found = prompts_of(records) % 2 == 0, np.zeros(len(records))
     for half in (first, ~first):
         power = WIDTHS[width]
-        band = Band(length_power=fitted_power(records[~half], MATCHED_RATE) if power is None else power)
+        power = fitted_power(records[~half], MATCHED_RATE) if power is None else power
+        band = Band(0.03, eps_dual=3 * 0.03, length_power=power)  # both are scaled to the rate
         found[half] = BandClip("", "", band).matched(records[half], MATCHED_RATE).clipped(records[half])
     return found
 
