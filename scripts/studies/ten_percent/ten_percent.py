@@ -109,7 +109,7 @@ def compared(rollouts: str, measure: str = "worst", baseline: str = THREE) -> pd
 def show() -> None:
     for rollouts, (baseline, measure) in itertools.product(STALE, itertools.product((THREE, "GSPO"), MEASURES)):
         if rollouts in by_run().index and len(table := compared(rollouts, measure, baseline)):
-            print(f"\n{rollouts}, {MEASURES[measure]}, at the best rate; less {baseline}\n{table.round(4).to_string()}")
+            print(f"\n{rollouts}, {MEASURES[measure]}, at the best rate; less {baseline}\n{table.round(5).to_string()}")
     sums = by_run().groupby(RUN)
     print(f"\nMeans of all seeds\n{sums.mean().assign(seeds=sums.size()).round(4).to_string()}")
 
