@@ -29,6 +29,7 @@ from fspo_verl.output import Once, write_whole
 
 logger = logging.getLogger("fspo_verl")
 
+DUAL = 3  # the dual clip, in units of the wider half-width: on the upper edge it alone may clip more than the target
 GAIN = 0.5  # each step closes this share of the gap to the target, and changes log eps by at most this much
 FEWEST = 2.0  # lower bound of the expected count that the surplus of a step is divided by
 TOO_FEW = 0.1  # expected clipped responses of a side and step below which eps needs more than 40 steps to follow
@@ -74,7 +75,7 @@ class AdaptiveBand(Band):
     """Share of the responses with an advantage to be clipped, for example 0.1; null keeps eps as it is set.
     A run starts from eps_low and eps_high. After each training step each side moves towards the target, by a factor of
     at most 1.65: the upper side by the responses with A > 0, the lower one by those with A < 0, dual clips included;
-    see docs/measure.md. Unless eps_dual is set, the dual clip moves with the upper side.
+    see docs/measure.md. Unless eps_dual is set, the dual clip is at three times the wider side.
 
     Source: this project; the authors' clip rates are not known."""
 
@@ -96,6 +97,13 @@ class AdaptiveBand(Band):
         allowed = f"null (ten times the start) or a finite number of at least the start, {start:g}"
         require(widest is None or start <= widest < math.inf, self, "eps_max", allowed)
 
+    @property
+    def dual(self) -> float:
+        """Distance of the dual clip from the centre, in units of s; with a target it moves with the wider side."""
+        if self.target_clip_rate is None or self.eps_dual is not None:
+            return super().dual
+        return DUAL * max(self.low, self.high)
+
 
 class Controller:
     """The range in force of one run, on one rank.
@@ -106,13 +114,13 @@ class Controller:
 
     def __init__(self, config: AdaptiveBand):
         assert config.target_clip_rate is not None
-        self.target, self._dual = config.target_clip_rate, config.eps_dual
-        self._form = Band(**Band.fields_in(vars(config)))
+        self.target = config.target_clip_rate
+        self._start = AdaptiveBand(**Band.fields_in(vars(config)), target_clip_rate=self.target)
         self.eps = {"eps_low": config.low, "eps_high": config.high}  # the half-widths in force
         self._unit = {"length_power": config.length_power}
         self._largest = {name: config.eps_max or EPS_MAX_FACTOR * start for name, start in self.eps.items()}
         # A dual clip inside the range would undo it.
-        self._largest["eps_high"] = min(self._largest["eps_high"], self._dual or math.inf)
+        self._largest["eps_high"] = min(self._largest["eps_high"], config.eps_dual or math.inf)
         # Clipped and counted responses of each side, ``[2, 2]``: of the update that goes on, and of those before it in
         # this training step; None where there is none.
         self._of_update: np.ndarray | None = None
@@ -124,7 +132,7 @@ class Controller:
     @property
     def band(self) -> Band:
         """The range in force."""
-        return replace(self._form, eps=None, eps_low=self.eps["eps_low"], eps_high=self.eps["eps_high"])
+        return replace(self._start, eps=None, eps_low=self.eps["eps_low"], eps_high=self.eps["eps_high"])
 
     def count(self, columns: Mapping[str, np.ndarray]) -> None:
         """Count the responses of one micro-batch, ``[B]`` columns of :mod:`fspo_verl.observe.columns`.

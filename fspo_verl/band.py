@@ -77,7 +77,7 @@ class Band:
 
     eps_dual: float | None = None
     """Dual clip: a sequence with A < 0 and S > c + eps_dual·s contributes no gradient. Null takes the upper
-    half-width; ``inf`` turns it off.
+    half-width (three times the wider one under target_clip_rate); ``inf`` turns it off.
 
     It is an edge in log space like the other two, because a fixed ratio bound such as verl's ``clip_ratio_c`` falls
     inside the range at long lengths.

@@ -81,11 +81,11 @@ def test_no_target_makes_eps_swing_from_step_to_step(target):
 
 
 @pytest.mark.parametrize("dual", [None, 0.06, math.inf])
-def test_the_dual_clip_stays_where_it_is_set_or_on_the_upper_edge(dual):
+def test_the_dual_clip_stays_where_it_is_set_or_at_three_times_the_wider_side(dual):
     follows = controller(**BAND, eps_dual=dual, length_power=0.3)
     for _ in range(10):
         follows.move(np.array([[5, 10], [5, 10]]))
-        assert follows.band.dual == (follows.eps["eps_high"] if dual is None else dual) >= follows.band.high
+        assert follows.band.dual == (3 * max(follows.eps.values()) if dual is None else dual) >= follows.band.high
     assert follows.band.low == 0.5 and follows.band.high == min(0.4, dual or math.inf)
     assert (follows.band.length_power, follows.band.normalization) == (0.3, "plain")
 

@@ -177,7 +177,7 @@ def trained(output: Path, names: list[str]) -> int:
                 copy = shutil.copytree if (own / place).is_dir() else shutil.copy
                 (output / "start").mkdir(exist_ok=True)
                 copy(own / place, output / "start" / place)
-        report = ended.stdout.partition(f"seed {seed}: ")[2]
+        report = ended.stdout.partition(f"\nseed {seed}: ")[2]
         seen = ended.returncode == 1 and re.search(FAULTS[name][1], first_failure(report)) is not None
         missed += not seen
         print(
