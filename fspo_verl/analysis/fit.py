@@ -34,8 +34,8 @@ class Unreachable(ValueError):
 def with_eps(records: pd.DataFrame, band: Band, target: float) -> Band:
     """The range with the smallest eps, in four digits, that clip the share ``target`` of the responses of each side.
 
-    The dual clip clips responses with A < 0, and counts for their side. It lies on the upper edge, or
-    above: beyond it lies at most a tenth of the target. A range without a dual clip gets none.
+    The dual clip clips responses with A < 0, and counts for their side. It lies on the upper edge, or above it, so that
+    beyond it lies at most a tenth of the target. A range without a dual clip gets none.
 
     Raises:
         Unreachable: fewer than that lie on one side of the centre, or there are none with one sign of the advantage.
