@@ -174,6 +174,16 @@ def test_engines_that_agree_to_the_bit_are_no_bypass_mode(counted_ppo_loss, reco
     assert not read(tmp_path).settings.old_log_probs_from_rollout
 
 
+def test_noise_is_measured_in_the_first_mini_batch_of_each_training_step_alone(counted_ppo_loss):
+    """The weights of a later one are no longer those of the old log-probs."""
+    steps = []
+    for step in (6, 7):
+        microbatch.synced(step, worker_of(False))
+        values = [run(counted_ppo_loss, actor_config(policy_loss=FSPOPolicyLossConfig()), "one") for _ in range(3)]
+        steps.append([value["actor/fspo/on_policy_fraction"] for value in values])
+    assert steps == 2 * [[6 / 8, 0, 0]]
+
+
 @given(seed=st.integers(0, 10_000), scale=st.sampled_from([1e-3, 0.03, 0.5]))
 def test_sums_are_those_of_verls_own_metrics_and_decisions(seed, scale):
     generator = torch.Generator().manual_seed(seed)
