@@ -12,7 +12,7 @@ A cell is 16 seeds, some 80 seconds of a core, after two minutes for their start
 import itertools
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -92,9 +92,12 @@ def by_run() -> pd.DataFrame:
     return pd.DataFrame(rows).set_index([*RUN, "seed"])
 
 
-def compared(rollouts: str, measure: str = "worst", baseline: str = THREE) -> pd.DataFrame:
+def compared(
+    rollouts: str, measure: str = "worst", baseline: str = THREE, rates: Sequence[float] = FIRST + THEN
+) -> pd.DataFrame:
     """:func:`chosen.at_best` of the baseline's kind of arms, of those that have run at the first three rates."""
     own, arms = by_run().loc[rollouts], HELD if baseline in HELD else PUBLISHED
+    own = own[own.index.get_level_values("learning_rate").isin(rates)]
     own = own[own.groupby(["arm", "learning_rate"]).worst.transform("size") == sum(map(len, HALVES.values()))]
     values, worst = (own[name].unstack("learning_rate") for name in (measure, "worst"))
     ready = worst.reindex(columns=FIRST).notna().all(axis=1).groupby("arm").all()
@@ -107,9 +110,11 @@ def compared(rollouts: str, measure: str = "worst", baseline: str = THREE) -> pd
 
 
 def show() -> None:
-    for rollouts, (baseline, measure) in itertools.product(STALE, itertools.product((THREE, "GSPO"), MEASURES)):
-        if rollouts in by_run().index and len(table := compared(rollouts, measure, baseline)):
-            print(f"\n{rollouts}, {MEASURES[measure]}, at the best rate; less {baseline}\n{table.round(5).to_string()}")
+    kinds = ((THREE, FIRST + THEN), ("GSPO", FIRST + THEN), ("GSPO", FIRST))
+    for rollouts, (baseline, rates), measure in itertools.product(STALE, kinds, MEASURES):
+        if rollouts in by_run().index and len(table := compared(rollouts, measure, baseline, rates)):
+            which = "the best rate that has run" if rates != FIRST else "the best of the first three rates"
+            print(f"\n{rollouts}, {MEASURES[measure]}, at {which}; less {baseline}\n{table.round(5).to_string()}")
     sums = by_run().groupby(RUN)
     print(f"\nMeans of all seeds\n{sums.mean().assign(seeds=sums.size()).round(4).to_string()}")
 
