@@ -95,7 +95,7 @@ def by_run() -> pd.DataFrame:
 def compared(
     rollouts: str, measure: str = "worst", baseline: str = THREE, rates: Sequence[float] = FIRST + THEN
 ) -> pd.DataFrame:
-    """:func:`chosen.at_best` of the baseline's kind of arms, of those that have run at the first three rates."""
+    """:func:`chosen.at_best`, among ``rates``, of the baseline's kind of arms that have run at the first three."""
     own, arms = by_run().loc[rollouts], HELD if baseline in HELD else PUBLISHED
     own = own[own.index.get_level_values("learning_rate").isin(rates)]
     own = own[own.groupby(["arm", "learning_rate"]).worst.transform("size") == sum(map(len, HALVES.values()))]
@@ -110,11 +110,10 @@ def compared(
 
 
 def show() -> None:
-    kinds = ((THREE, FIRST + THEN), ("GSPO", FIRST + THEN), ("GSPO", FIRST))
+    kinds = ((THREE, FIRST + THEN), ("GSPO", FIRST + THEN), ("GSPO", FIRST), ("FSPO", FIRST))
     for rollouts, (baseline, rates), measure in itertools.product(STALE, kinds, MEASURES):
         if rollouts in by_run().index and len(table := compared(rollouts, measure, baseline, rates)):
-            which = "the best rate that has run" if rates != FIRST else "the best of the first three rates"
-            print(f"\n{rollouts}, {MEASURES[measure]}, at {which}; less {baseline}\n{table.round(5).to_string()}")
+            print(f"\n{rollouts}, {MEASURES[measure]}, best of {rates}; less {baseline}\n{table.round(5).to_string()}")
     sums = by_run().groupby(RUN)
     print(f"\nMeans of all seeds\n{sums.mean().assign(seeds=sums.size()).round(4).to_string()}")
 

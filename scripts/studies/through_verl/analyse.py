@@ -76,13 +76,16 @@ def best_rate(records: pd.DataFrame, arm: str) -> float:
 def against_gspo(records: pd.DataFrame) -> Iterator[str]:
     """Return the results in gspo.parquet: arms at their best learning rates, and FSPO less each of the others."""
     own = records[records.seed.isin(COMPARED)]
+    if "FSPO" not in set(own.arm):
+        yield f"\nAgainst GSPO: FSPO has not run yet in seeds {COMPARED[0]} to {COMPARED[-1]}, which are compared"
+        return
     tens = own.assign(arm=own.arm + ", steps from " + (own.step.sub(1).clip(lower=0) // 10 * 10 + 1).astype(str))
     yield f"Clip rates\n{pd.concat([clip_rates(own), clip_rates(tens)]).round(3).to_string()}"
     worst = 100 * own.groupby(["arm", "seed", "length"]).accuracy.mean().groupby(["arm", "seed"]).min()
     for what, values in {f"Steps until all are above {DONE}": until_all(own), "Worst task": worst}.items():
         table = values.unstack("arm")
         yield f"{what}\n{table.mean().round(1).to_string()}"
-        pairs = table.drop(columns="FSPO", errors="ignore").rsub(table.get("FSPO"), axis=0).dropna()
+        pairs = table.drop(columns="FSPO").rsub(table["FSPO"], axis=0).dropna()
         if len(pairs) >= MIN_SEEDS:
             yield f"FSPO less\n{contrasts(pairs).round(3).to_string()}"
 
